@@ -20,7 +20,6 @@ FORMS = {
     "log-matrix": LinearScan.of("log", "steps"),
     "max-matrix": LinearScan.of("max", "fixed", reverse=True),
     "min-matrix": LinearScan.of("min", "steps", untraced=True),
-    "two-matrices": LinearScan.of("real", "steps", "both", vector=False),
 }
 COLUMNS = 3  # of states that are matrices
 # Steps, batch and rows of the matrix: vectors walked whole and cut, by each of the templates.
@@ -38,7 +37,6 @@ TIMED = [  # name, steps, batch, rows of the matrix, dtype
     ("fixed-matrix", 100_000, 1, 64, "float32"),
     ("log-matrix", 1_000_000, 1, 4, "float32"),
     ("log-matrix", 10_000, 4_096, 4, "float32"),
-    ("two-matrices", 10_000, 1, 8, "float32"),
 ]
 
 
@@ -46,30 +44,23 @@ def shapes_of(op: LinearScan, steps: int, batch: int, size: int) -> dict[str, tu
     """Return the shapes of the matrices, the offset, the initial state and the result."""
     time = (steps,) if op.coefficient == "steps" else ()
     row: tuple[int, ...] = (batch, size)
-    if op.side == "both":
-        row = size, size
-    elif not op.vector:
+    if not op.vector:
         row = (batch, size, COLUMNS) if op.side == "left" else (batch, COLUMNS, size)
-    square = (*time, size, size) if op.side == "both" else (*time, batch, size, size)
+    square = (*time, batch, size, size)
     rows = 1 if op.untraced else steps + 1
-    shapes = {"matrix": square, "right": square, "offset": (steps, *row), "initial": (1, *row)}
-    if op.side != "both":
-        del shapes["right"]
+    shapes = {"matrix": square, "offset": (steps, *row), "initial": (1, *row)}
     return shapes | {"result": (rows, *row)}
 
 
 def kernels_for(op: LinearScan, dtype: str, size: int) -> LinearKernels:
     """Return the kernels of a recurrence."""
-    both = op.side == "both"
-    ranks = (2 if both else 3) + (op.coefficient == "steps"), 3 if both or op.vector else 4
-    return LinearKernels(op, dtype, ranks, size, size if both else 1)
+    ranks = 3 + (op.coefficient == "steps"), 3 if op.vector else 4
+    return LinearKernels(op, dtype, ranks, size)
 
 
 def sizes_of(op: LinearScan, steps: int, batch: int, size: int) -> LinearGeometry:
     """Return the sizes of a call."""
     result = shapes_of(op, steps, batch, size)["result"]
-    if op.side == "both":
-        return LinearGeometry(steps, size, size, (), [result])
     return LinearGeometry(steps, size, 1 if op.vector else COLUMNS, (batch,), [result])
 
 
@@ -82,12 +73,9 @@ def values(
     drawn = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     if op.semiring != "real":
         return list(drawn.values())
-    for name in {"matrix", "right"} & drawn.keys():
-        sizes = abs(drawn[name])
-        sums = [
-            sizes.sum(axis=axis, keepdims=True).max((-1, -2), keepdims=True) for axis in (-1, -2)
-        ]
-        drawn[name] *= 0.95 / np.maximum(*sums)
+    sizes = abs(drawn["matrix"])
+    sums = [sizes.sum(axis=axis, keepdims=True).max((-1, -2), keepdims=True) for axis in (-1, -2)]
+    drawn["matrix"] *= 0.95 / np.maximum(*sums)
     return list(drawn.values())
 
 
@@ -102,7 +90,7 @@ def check(
             drawn = values(op, *shape, rng)
             for dtype in TOLERANCE:
                 try:
-                    check_linear(op, dtype, shape[2], shape[2])
+                    check_linear(dtype, shape[2])
                 except NoCCodeError:
                     continue
                 given = [value.astype(dtype) for value in drawn]

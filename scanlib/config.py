@@ -61,10 +61,6 @@ _FLAGS = {
         BoolParam(True),
         "Whether splitting turns sums over the steps into sums over rows and matrix products.",
     ),
-    "scanlib__split_affine": (
-        BoolParam(True),
-        "Whether splitting gives recurrences that can be lowered a loop of their own.",
-    ),
     "scanlib__progress": (
         BoolParam(False),
         "Whether a loop that runs longer than a second shows a progress bar, which takes tqdm: "

@@ -62,11 +62,7 @@ def check_forms(explanation):
     data = json.loads(json.dumps(explanation.to_dict()))
     assert [loop["name"] for loop in data["loops"]] == [loop.name for loop in explanation.loops]
     html = explanation._repr_html_()
-    assert html.count("<table") == html.count("</table>")
-    assert html.count("<details") == html.count("</details>")
-    assert "src=" not in html
-    assert "href=" not in html
-    assert html.count("<g ") == html.count("</g>")
+    assert html.count("<details") == html.count("</details>") == 1
     for loop in explanation.loops:
         assert loop.name.removesuffix("_gradient") in text
     return text

@@ -23,6 +23,7 @@ class Case(NamedTuple):
     outputs: int = 0
     options: dict[str, Any] = {}  # noqa: RUF012
     static: bool = False
+    stays: bool = False  # a loop: matrices stand at both sides of its state
 
 
 class Symbols:
@@ -141,15 +142,21 @@ CASES = {
         {"P": (3, 3)},
         {"G": (3, 3)},
         static=True,
+        stays=True,
     ),
     "congruence of any size": Case(
-        lambda p, c, P, G: [G @ P @ G.T + c], {"c": (3, 3)}, {"P": (3, 3)}, {"G": (3, 3)}
+        lambda p, c, P, G: [G @ P @ G.T + c],
+        {"c": (3, 3)},
+        {"P": (3, 3)},
+        {"G": (3, 3)},
+        stays=True,
     ),
     "congruence per step": Case(
         lambda p, g, P, C: [-0.5 * (g @ (P + C) @ g.T) + C],
         {"g": (4, 4)},
         {"P": (4, 4)},
         {"C": (4, 4)},
+        stays=True,
     ),
     "from both sides": Case(
         lambda p, c, b, P, A: [A @ (A @ P) @ b + c],
@@ -157,12 +164,14 @@ CASES = {
         {"P": (3, 2)},
         {"A": (3, 3)},
         static=True,
+        stays=True,
     ),
     "large from both sides": Case(
         lambda p, c, P, A, B: [A @ P @ B + c],
         {"c": (5, 6)},
         {"P": (5, 6)},
         {"A": (5, 5), "B": (6, 6)},
+        stays=True,
     ),
     "small congruence": Case(
         lambda p, c, P, G: [G @ P @ G.T + c],
@@ -170,6 +179,7 @@ CASES = {
         {"P": (2, 2)},
         {"G": (2, 2)},
         static=True,
+        stays=True,
     ),
     "sums of both sides": Case(
         lambda p, c, P, A: [0.9 * P + 0.1 * (A @ P + P @ A.T) + c],

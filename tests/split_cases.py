@@ -220,42 +220,11 @@ RECURRENT = {
     "light work before and after": Case(
         lambda p, x, h, U: [p.tanh(p.exp(x) + h @ U), 2 * h], ("x",), ("h", None), ("U",), scans=1
     ),
-    "a recurrence that leads": Case(
-        lambda p, x, g, h, U: [0.5 * g + x, p.tanh(g + h @ U)],
-        ("x",),
-        ("g", "h"),
-        ("U",),
-        scans=1,
-        kernels=1,
-    ),
-    "a recurrence that follows": Case(
-        lambda p, x, h, g, U: [p.tanh(x + h @ U), 0.5 * g + h],
-        ("x",),
-        ("h", "g"),
-        ("U",),
-        scans=1,
-        kernels=1,
-    ),
     "two matrix recurrences, joined": Case(
         lambda p, x, h, g, U, V: [x + 0.1 * (h @ U), x + h - 0.1 * (g @ V)],
         ("x",),
         ("h", "g"),
         ("U", "V"),
-        kernels=1,
-    ),
-    "two matrix recurrences of two shapes": Case(
-        lambda p, x, h, H, U, V: [x + 0.1 * (h @ U), x + h - 0.1 * (H @ V)],
-        ("x",),
-        ("h", "H"),
-        ("U", "V"),
-        kernels=2,
-    ),
-    "a scalar recurrence": Case(
-        lambda p, x, s, v, h, U: [0.5 * v + s, p.tanh(x * v + h @ U)],
-        ("x", "s"),
-        ("v", "h"),
-        ("U",),
-        scans=1,
         kernels=1,
     ),
 }

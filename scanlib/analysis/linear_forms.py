@@ -783,19 +783,15 @@ class MatrixRecurrence:
     axis : int
         The axis of the state along which the matrix acts.
     matrix : Variable
-        One axis for each other axis of the state, then `i` and `j`; with `across`, these two alone.
+        One axis for each other axis of the state, then `i` and `j`.
     offset : Variable or None
         What is added, in the layout of the state, to be broadcast.
-    across : Variable or None
-        The matrix along the last axis of a state that is a matrix, where there is one along each:
-        ``h' = M h M_acrossᵀ + c``; `axis` is 0 then.
     """
 
     semiring: str
     axis: int
     matrix: Variable
     offset: Variable | None
-    across: Variable | None = None
 
 
 def of_one_state(forms: LinearForms, following: Variable) -> MatrixRecurrence | None:
@@ -807,13 +803,17 @@ def of_one_state(forms: LinearForms, following: Variable) -> MatrixRecurrence | 
         Those of the state's next value, of one state.
     following : Variable
         The next value.
+
+    Raises
+    ------
+    NotAffineError
+        If there are matrices along two of its axes.
     """
     block, offset = forms.form(following)[0], forms.offset(following)
     ndim = following.type.ndim
     order = list(range(ndim))
-    if len(block.sides) == 2 and ndim == 2 and block.ties == (0, 1):
-        left, right = (block.sides[axis] for axis in order)
-        return MatrixRecurrence("real", 0, left, offset, right)
+    if len(block.sides) == 2:
+        raise NotAffineError("matrices stand at both sides of the state")
     if len(block.sides) == 1 and block.ties == tuple(order):
         ((axis, matrix),) = block.sides.items()
         matrix = matrix.dimshuffle(*["x"] * (ndim - 1), 0, 1)

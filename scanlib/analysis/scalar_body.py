@@ -37,58 +37,6 @@ from scanlib.ops.lowered.positions import has_positions
 from scanlib.ops.recursion import Task, finished, taken_apart
 
 
-class MultipleOfSum(NamedTuple):
-    """A sum over channels in an expression, and whether the expression is more than that sum."""
-
-    total: Variable
-    scaled: bool
-
-
-def multiple_of_sum(variable: Variable) -> MultipleOfSum | None:
-    """Return the sum of which an expression is a multiple, None if it is none.
-
-    With other axes or another sign, or as a number of a type that holds every such sum, it is the
-    sum itself: that of its terms with other axes, another sign, or in the other type.
-    """
-    return finished(_multiple_of_sum(variable, {}))
-
-
-def _multiple_of_sum(variable: Variable, known: dict[Variable, MultipleOfSum | None]) -> Task:
-    if variable not in known:
-        known[variable] = yield _find_multiple(variable, known)
-    return known[variable]
-
-
-def _find_multiple(variable: Variable, known: dict[Variable, MultipleOfSum | None]) -> Task:
-    node = variable.owner
-    if node is None:
-        return None
-    if isinstance(node.op, CAReduce):
-        return MultipleOfSum(variable, False) if isinstance(node.op.scalar_op, Add) else None
-    if isinstance(node.op, DimShuffle):
-        return (yield _multiple_of_sum(node.inputs[0], known))
-    if not isinstance(node.op, Elemwise):
-        return None
-    op = node.op.scalar_op
-    if not isinstance(op, Cast | ps.Neg | ps.Mul | ps.TrueDiv):
-        return None
-    may_hold = node.inputs[:1] if isinstance(op, ps.TrueDiv) else node.inputs
-    found = []
-    for inp in may_hold:
-        term = yield _multiple_of_sum(inp, known)
-        if term is not None:
-            found.append((inp, term))
-    if len(found) != 1:
-        return None
-    ((inp, term),) = found
-    before, after = inp.type.dtype, variable.type.dtype
-    # A sum of single floats may overflow, its terms in double precision do not.
-    whole = before == after or np.dtype(before).kind in "biu"
-    exact = whole and is_sum_of_converted(before, after)
-    exact = exact and all(other is inp or _is_sign(other) for other in node.inputs)
-    return MultipleOfSum(term.total, term.scaled or not exact)
-
-
 def is_sum_of_converted(before: str, after: str) -> bool:
     """Whether a sum in one dtype, converted to another, is the sum of the converted terms.
 
@@ -96,13 +44,6 @@ def is_sum_of_converted(before: str, after: str) -> bool:
     """
     wraps = np.dtype(before).kind in "biu" and np.dtype(before).itemsize < 8
     return before == after or (np.can_cast(before, after) and not wraps)
-
-
-def _is_sign(variable: Variable) -> bool:
-    """Whether a factor is one or minus one."""
-    if not isinstance(variable, Constant):
-        return False
-    return bool(np.all(np.abs(np.asarray(variable.data, dtype=variable.type.dtype)) == 1))
 
 
 def terms_of_sum(variable: Variable) -> list[Variable]:
@@ -266,22 +207,9 @@ class _Scalarizer:
             self.values.bind(carry.value, axes)
         return axes
 
-    def terms_of(self, carry: Carry) -> list[Variable]:
-        """Return what a next value is the sum of; items added at several places are a term."""
-        terms: list[Variable] = []
-        pending = terms_of_sum(carry.next)
-        while pending:
-            term = pending.pop(0)
-            if self.values.is_scattered(term):
-                terms.append(self.values.scattered_term(term.owner, carry.value))
-                pending = [*terms_of_sum(term.owner.inputs[0]), *pending]
-            else:
-                terms.append(term)
-        return terms
-
     def is_sum(self, carry: Carry) -> bool:
         """Whether a step only adds to a carry, and nothing else reads it."""
-        terms = self.terms_of(carry)
+        terms = terms_of_sum(carry.next)
         if carry.value not in terms or not is_tensor(carry.value):
             return False
         if len(terms) < 2 or sum(term is carry.value for term in terms) > 1:
@@ -297,7 +225,7 @@ class _Scalarizer:
     def contribution(self, carry: Carry, own: Axes) -> Summed:
         """Return what a step adds to an accumulator; the axes are those of the accumulator."""
         dtype = carry.value.type.dtype
-        terms = [term for term in self.terms_of(carry) if term is not carry.value]
+        terms = [term for term in terms_of_sum(carry.next) if term is not carry.value]
         found = [self.summed(term, own) for term in terms]
         places = {(axes, reduced) if reduced else (own, ()) for _, axes, reduced in found}
         if len(places) > 1:
@@ -331,7 +259,7 @@ class _Scalarizer:
             raise NotElementwiseError(f"the output {describe(output.value)} is no dense tensor")
         value, axes, reduced = self.summed(output.value, self.values.own_axes(output.value))
         if not reduced:
-            value = self.values.with_sizes(value, output.value, axes)
+            self.values.check_sizes(value, output.value, axes)
         return Summed(value, axes, reduced)
 
     def summed(self, variable: Variable, own: Axes) -> Summed:
@@ -339,18 +267,10 @@ class _Scalarizer:
         found = self.sum_inside(variable)
         if found is not None:
             return found
-        try:
-            return Summed(
-                self.values.convert(variable, own), self.values.row_axes(variable, own), ()
-            )
-        except NotElementwiseError:
-            row = self.values.row_at_position(variable)
-            if row is None:
-                raise
-            return Summed(*row)
+        return Summed(self.values.convert(variable, own), self.values.row_axes(variable, own), ())
 
     def sum_inside(self, variable: Variable) -> Summed | None:
-        """Return what a variable sums over channels; None if it is no multiple of a sum."""
+        """Return what a variable sums over channels; None if it is no sum."""
         return finished(self._sum_inside(variable))
 
     def _sum_inside(self, variable: Variable) -> Task:
@@ -362,8 +282,6 @@ class _Scalarizer:
         node = variable.owner
         if node is None:
             return None
-        if node in self.values.scattered:
-            return Summed(*self.values.scatter(node))
         if isinstance(node.op, CAReduce):
             return self.reduction(node) if isinstance(node.op.scalar_op, Add) else None
         if isinstance(node.op, DimShuffle):
@@ -380,35 +298,10 @@ class _Scalarizer:
                 return None
             found = yield self._sum_inside(node.inputs[0])
             return found and found._replace(value=_cast(found.value, op.o_type.dtype))
-        if isinstance(op, ps.Neg | ps.Mul) or (isinstance(op, ps.TrueDiv) and before[0] in "fc"):
-            return (yield self._multiple_of_sum(node))
-        return None
-
-    def _multiple_of_sum(self, node: Apply) -> Task:
-        """Find a sum times factors as the sum of the products: PyTensor takes factors out."""
-        inside = []
-        for inp in node.inputs:
-            inside.append((yield self._sum_inside(inp)))
-        sums = [(i, found) for i, found in enumerate(inside) if found is not None]
-        if len(sums) != 1 or (isinstance(node.op.scalar_op, ps.TrueDiv) and sums[0][0] != 0):
-            return None
-        position, found = sums[0]
-        before, after = node.inputs[position].type.dtype, node.outputs[0].type.dtype
-        if not is_sum_of_converted(before, after):
-            return None
-        factors = [inp for i, inp in enumerate(node.inputs) if i != position]
-        for factor in factors:
-            if any(
-                axis is None and not one
-                for axis, one in zip(found.axes, factor.type.broadcastable, strict=True)
-            ):
-                return None
-        scalars = [self.values.convert(factor, found.axes) for factor in factors]
-        scalars.insert(position, found.value)
-        made = node.op.scalar_op.make_node(*scalars)
-        if made.outputs[0].type.dtype != after:
-            return None
-        return found._replace(value=made.outputs[0])
+        if isinstance(op, ps.Neg) and before[0] in "fc":
+            found = yield self._sum_inside(node.inputs[0])
+            return found and found._replace(value=ps.neg(found.value))
+        return None  # a factor of a sum is none of its terms, which may overflow where it does not
 
     def reduction(self, node: Apply) -> Summed:
         """Return the summand of a sum, the axes of the result and those that are summed over."""
@@ -418,7 +311,8 @@ class _Scalarizer:
         whole = self.values.own_axes(source)
         reduced = tuple(sorted(axis for axis in (whole[i] for i in axes) if axis is not None))
         result = tuple(whole[axis] for axis in range(ndim) if axis not in axes)
-        value = self.values.with_sizes(self.values.convert(source, whole), source, whole)
+        value = self.values.convert(source, whole)
+        self.values.check_sizes(value, source, whole)
         return Summed(_cast(value, node.outputs[0].type.dtype), result, reduced)
 
     # Inputs that are read in several places

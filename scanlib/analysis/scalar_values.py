@@ -31,7 +31,7 @@ import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import Alloc, ScalarFromTensor, TensorFromScalar
@@ -111,10 +111,6 @@ class ScalarValues:
     positions: list[tuple[Variable, LengthForm, Variable]] = field(default_factory=list)
     # In the value that is written at a position: the channels' axis that lies there.
     same: dict[Variable, int] = field(default_factory=dict)
-    # Axes of the channels after those of the body's own values.
-    extra: int = 0
-    scattered: dict[Apply, Apply] = field(default_factory=dict)
-    zeros: dict[Variable, Variable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.read_whole = set(self.loop.body_inputs())
@@ -179,67 +175,14 @@ class ScalarValues:
             if axis is not None and (hidden is None or k not in hidden)
         }
 
-    def with_sizes(self, value: Variable, source: Variable, axes: Axes) -> Variable:
-        """Return a scalar that reads something along all axes of its variable.
+    def check_sizes(self, value: Variable, source: Variable, axes: Axes) -> None:
+        """Raise unless a scalar reads something along all axes of its variable.
 
-        A value that is the same along an axis says nothing of the number of channels; what
-        its variable was filled up to does.
+        A value that is the same along an axis says nothing of the number of channels.
         """
-        for axis in self.row_axes(source, axes):
-            if axis is None or axis in self.axes_read(value):
-                continue
-            witness = self.witness(source, axes, axis)
-            if witness is None:
-                raise NotElementwiseError("no input tells how many channels there are", source)
-            value = ps.second(witness, value)
-        return value
-
-    def witness(self, variable: Variable, axes: Axes, axis: int) -> Variable | None:
-        """Return the scalar of something that gives a variable its size along an axis."""
-        return finished(self.witnessed(variable, axes, axis))
-
-    def witnessed(self, variable: Variable, axes: Axes, axis: int) -> Task:
-        axes = self.row_axes(variable, axes)
-        node = variable.owner
-        if axis not in axes or node is None:
-            return None
-        if isinstance(node.op, DimShuffle):
-            before = _before(node.op.new_order, axes, node)
-            return (yield self.witnessed(node.inputs[0], before, axis))
-        if isinstance(node.op, Alloc):
-            return self.alloc_witness(node, axes, axis)
-        if isinstance(node.op, Elemwise):
-            for inp in node.inputs:
-                inner = self.row_axes(inp, axes)
-                if axis in inner:
-                    value = self.convert(inp, axes)
-                    if axis in self.axes_read(value):
-                        return value
-                    found = yield self.witnessed(inp, axes, axis)
-                    if found is not None:
-                        return found
-        return None
-
-    def alloc_witness(self, node: Apply, axes: Axes, axis: int) -> Variable | None:
-        value, *sizes = node.inputs
-        known = measured(sizes[axes.index(axis)])
-        candidates = [] if known is None else [known]
-        fixed = node.outputs[0].type.shape[axes.index(axis)]
-        candidates += [
-            (variable, variable.type.shape.index(fixed))
-            for variable in self.loop.body_inputs()
-            if known is None and self.is_size(fixed, variable)
-        ]
-        for source, position in candidates:
-            if source.type.ndim > self.ndim:
-                continue
-            for place in (self.frame(source), (axis,)):
-                if len(place) != source.type.ndim or place[position] != axis:
-                    continue
-                found = self.convert(source, place)
-                if axis in self.axes_read(found):
-                    return found
-        return self.witness(value, axes[len(axes) - value.type.ndim :], axis)
+        read = self.axes_read(value)
+        if any(axis is not None and axis not in read for axis in self.row_axes(source, axes)):
+            raise NotElementwiseError("no input tells how many channels there are", source)
 
     # Ports
 
@@ -442,11 +385,11 @@ class ScalarValues:
 
     def rank(self) -> int:
         """Return the number of the channels' axes."""
-        return self.ndim + self.extra - len(self.dropped)
+        return self.ndim - len(self.dropped)
 
     def renumber(self, axes: Axes) -> Axes:
         """Return axes of the channels as kernels count them; None for those of length one."""
-        kept = [axis for axis in range(self.ndim + self.extra) if axis not in self.dropped]
+        kept = [axis for axis in range(self.ndim) if axis not in self.dropped]
         return tuple(kept.index(axis) if axis in kept else None for axis in axes)
 
     def number(self, axis: int) -> int:
@@ -498,101 +441,6 @@ class ScalarValues:
             hit = ps.eq(self.here(axis), position)
             mask = hit if mask is None else ps.and_(mask, hit)
         return mask, found
-
-    # Rows of a matrix that go into an output
-
-    def row_at_position(self, variable: Variable) -> tuple[Variable, Axes, tuple[int, ...]] | None:
-        """Return a function of one row as a sum over all rows, of which only that one counts.
-
-        Returns
-        -------
-        tuple or None
-            The summand, the axes of the result and those that are summed over; None if `variable`
-            reads no row of a past value at a position.
-        """
-        node = self.first_read(variable)
-        if node is None or variable.type.dtype == "bool":
-            return None
-        source = node.inputs[0]
-        places, ndim = self.places(node)
-        if ndim != variable.type.ndim or _is_diagonal(places):
-            return None
-        axes = self.row_axes(source, tuple(range(self.ndim - source.type.ndim, self.ndim)))
-        inner = _kept_axes(places, axes, ndim)
-        mask, found = self.chosen(source, places, axes, inner)
-        if mask is None or len(found) < sum(place.index is not None for place in places):
-            return None
-        with self.written_at(found, inner):
-            value = self.convert(variable, tuple(inner))
-        zero = ps.constant(np.zeros((), variable.type.dtype))
-        return ps.switch(mask, value, zero), tuple(inner), tuple(sorted(found.values()))
-
-    # Items added at several places: sums over the places
-
-    def is_scattered(self, variable: Variable) -> bool:
-        """Whether a value is a row to which items are added at several places at once."""
-        node = variable.owner
-        op: Any = None if node is None else node.op
-        if node is None or not isinstance(op, INDEX_WRITES):
-            return False
-        if getattr(op, "set_instead_of_inc", True) or getattr(op, "ignore_duplicates", False):
-            return False
-        try:
-            places, _ = self.places(node)
-        except NotElementwiseError:
-            return False  # a part of a row: refused where its value is asked for
-        covered = {place.out for place in places if place.index is None}
-        return any(k not in covered for place in places for k in place.along)
-
-    def scattered_term(self, node: Apply, total: Variable) -> Variable:
-        """Return what is added to an accumulator `total`, as items added to a row of zeros."""
-        for known, source in self.scattered.items():
-            if source is node:
-                return known.outputs[0]
-        zeros = node.inputs[0].type()
-        self.zeros[zeros] = total
-        new = node.op.make_node(zeros, *node.inputs[1:])
-        self.scattered[new] = node
-        return new.outputs[0]
-
-    def scatter(self, node: Apply) -> tuple[Variable, Axes, tuple[int, ...]]:
-        """Return the items added to a row as a sum over the channels that they come from.
-
-            z[k] = Σ_c (y[c] if k = i[c] else 0)
-
-        `k` runs along an axis of the channels of its own.
-
-        Returns
-        -------
-        tuple
-            The summand, the axes of the row and those that are summed over.
-        """
-        row, new = node.inputs[:2]
-        places, ndim = self.places(node)
-        indices = [place for place in places if place.index is not None]
-        if len(indices) != 1 or row.type.ndim != 1 or row.type.dtype == "bool":
-            raise NotElementwiseError(f"{node.op} writes several items at once", node.outputs[0])
-        inner = self.own_axes(indices[0].index)
-        if len(inner) != ndim or self.ndim - len(self.dropped) > ndim or None in inner:
-            raise NotElementwiseError(f"{node.op} writes several items at once", node.outputs[0])
-        self.extra = 1
-        axis = self.ndim
-        position = self.position(self.zeros[row], 0, indices[0], inner)
-        value = self.convert(new, inner[ndim - new.type.ndim :])
-        if value.type.dtype != row.type.dtype:
-            value = ps.cast(value, row.type.dtype)
-        zero = ps.constant(np.zeros((), row.type.dtype))
-        value = ps.switch(ps.eq(self.here(axis), position), value, zero)
-        return value, (axis,), tuple(inner)
-
-    def first_read(self, variable: Variable) -> Apply | None:
-        """Return an indexing of past values that a variable depends on."""
-        for node in toposort([variable]):
-            core = node.op.core_op if isinstance(node.op, Blockwise) else node.op
-            past = self.recurrent.intersection(ancestors(node.inputs[:1]))
-            if isinstance(core, INDEX_READS) and past:
-                return node
-        return None
 
     def here(self, axis: Any) -> Variable:
         """Return where the channel lies along an axis."""

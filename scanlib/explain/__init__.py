@@ -1,8 +1,8 @@
 """`scanlib.explain`: what runs the loops of a function, how good that is, and what can be done.
 
 `loop_reports` goes through a graph and answers for each loop, with `names` and `reasons`; `linkers`
-for the linker; `pictures` draws its step. The answers are the dataclasses of `data`, `explanation`
-shows them. Nothing here decides anything: schedules come from where backends take them
+for the linker. The answers are the dataclasses of `data`, `explanation` shows them. Nothing here
+decides anything: schedules come from where backends take them
 (`scanlib.schedules.selection.schedule`), recurrence classes and obstacles from the analysis that
 lowers loops.
 """
@@ -23,11 +23,9 @@ from scanlib.explain.data import AdoptedLoop, LoopExplanation, Obstacle, Part
 from scanlib.explain.explanation import Explanation
 from scanlib.explain.linkers import Setting, linker_name
 from scanlib.explain.loop_reports import explain_nodes
-from scanlib.explain.pictures import step_picture
 from scanlib.ops.loop_rewrite import failures_of
 from scanlib.rewrites.adopt.adopt import adoption_record
 from scanlib.rewrites.split.split import notes_of
-from scanlib.rewrites.written_loops import written_loops
 
 __all__ = ["AdoptedLoop", "Explanation", "LoopExplanation", "Obstacle", "Part", "explain"]
 
@@ -48,7 +46,7 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
     -------
     Explanation
         Printed, it answers three questions: what runs, how good that is and why, and what you
-        can do. `details()` is a longer text; in a notebook it shows as HTML. Its `loops` hold the
+        can do. `details()` is a longer text, which a notebook folds away. Its `loops` hold the
         same as data, one entry per loop in the order of computation, with nested loops in
         `inner`; `to_dict()` returns all of it in a form that `json.dumps` takes. Loops of a
         function compiled with ``profile=True`` have the time they take in a call.
@@ -100,16 +98,11 @@ def _explanation(fgraph: FunctionGraph, linker: Any, f: Any = None) -> Explanati
     adoption = () if record is None else tuple(AdoptedLoop(*loop) for loop in record.loops)
     reasons = {loop.name: loop.reason for loop in adoption if loop.reason is not None}
     setting = Setting(linker_name(linker), reasons=reasons).of(fgraph)
-    written = written_loops(fgraph)
-    found = explain_nodes(fgraph.toposort(), setting)
-    names = [loop.name for _, loop in found]
     loops = []
-    for node, loop in found:
+    for node, loop in explain_nodes(fgraph.toposort(), setting):
         seconds, whole = _times(f, node) or (None, None)
         share = seconds / whole if seconds is not None and whole else None
-        before = written.get(loop.name) if names.count(loop.name) == 1 else None
-        drawn = None if before is None else step_picture(before, apart=True)
-        loops.append(replace(loop, before=drawn, seconds=seconds, share=share))
+        loops.append(replace(loop, seconds=seconds, share=share))
     source = "graph" if f is None else "compiled function"
     splits = [(note.loop, str(note)) for note in notes_of(fgraph)]
     failures = [str(failure) for failure in failures_of(fgraph)]
@@ -148,7 +141,10 @@ def _outputs(f: Any) -> list[Variable]:
         raise TypeError(f"{expected} {type(f).__name__}{hint if callable(f) else ''}")
     for i, item in enumerate(f):
         if not isinstance(item, Variable):
-            raise TypeError(f"{expected} a list whose entry {i} is of type {type(item).__name__}")
+            updates = "; leave out updates, as return_updates=False does" * isinstance(item, dict)
+            raise TypeError(
+                f"{expected} a list whose entry {i} is of type {type(item).__name__}{updates}"
+            )
     return list(f)
 
 

@@ -75,22 +75,6 @@ class Obstacle:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """The graph of one step.
-
-    Attributes
-    ----------
-    nodes : tuple of (str, str, int)
-        Label, kind ("input", "state", "operation", "output" or "next") and column of each node.
-    edges : tuple of (int, int)
-        Which node reads which: source and target, by their place in `nodes`.
-    """
-
-    nodes: tuple[tuple[str, str, int], ...]
-    edges: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
 class LoopExplanation:
     """One loop.
 
@@ -124,8 +108,8 @@ class LoopExplanation:
         How many threads it may use.
     shares : str or None
         What each of several threads does, and from which size on.
-    before, after : Picture or None
-        One step as it was written, and as it is computed.
+    step : tuple of str
+        What a step computes, as far as it is short: ``next y = (phi * y) + x``.
     seconds, share : float or None
         Time per call and its part of the whole call, if the function was compiled with
         ``profile=True`` and has been called.
@@ -149,8 +133,7 @@ class LoopExplanation:
     inside: str | None = None
     threads: int = 1
     shares: str | None = None
-    before: Picture | None = None
-    after: Picture | None = None
+    step: tuple[str, ...] = ()
     seconds: float | None = None
     share: float | None = None
 

@@ -154,11 +154,10 @@ def _cuda_limits(node: Apply) -> str:
 
     parts = op.parts(node.inputs)
     dtype = parts.initial.type.dtype
-    matrices = [matrix for matrix in (parts.matrix, parts.right) if matrix is not None]
-    known = [next((n for n in m.type.shape[-2:] if n is not None), None) for m in matrices]
-    linear.check_linear(op, dtype, *(1 if size is None else size for size in known))
+    size = next((n for n in parts.matrix.type.shape[-2:] if n is not None), None)
+    linear.check_linear(dtype, 1 if size is None else size)
     most = linear.largest_size(dtype)
-    return f", if the matrix has {most} rows at most" if None in known else ""
+    return f", if the matrix has {most} rows at most" if size is None else ""
 
 
 def _runs_in_jax(node: Apply) -> str:

@@ -21,12 +21,10 @@ from scanlib.explain.data import (
     LoopExplanation,
     Obstacle,
     Part,
-    Picture,
     verdict,
 )
 from scanlib.explain.linkers import Setting
-from scanlib.explain.names import describe_outer, name_parts, titled
-from scanlib.explain.pictures import step_picture
+from scanlib.explain.names import describe_outer, name_parts, step_formulas, titled
 from scanlib.explain.reasons import DRAWS, listed, obstacles_of
 from scanlib.kernels.thread_parts import wanted_threads
 from scanlib.lengths.numbers import constant_integer
@@ -103,7 +101,6 @@ def _elementwise(node: Apply, setting: Setting) -> LoopExplanation:
     compiled = setting.is_compiled_here(node)
     threads, shares = _threads(op, chosen) if compiled else (1, None)
     grade = _grade_elementwise(op, chosen, analysis.families, titles)
-    count = len(graph.toposort())
     return LoopExplanation(
         op="ElemwiseScan",
         work="elementwise arithmetic",
@@ -111,7 +108,7 @@ def _elementwise(node: Apply, setting: Setting) -> LoopExplanation:
         obstacles=tuple(obstacles),
         threads=threads,
         shares=shares,
-        after=step_picture(node, f"{count} operations fused"),
+        step=step_formulas(loop),
         **setting.running(node, SCHEDULES[chosen], grade),
         **_common(op.scan, node, setting),
     )
@@ -137,7 +134,7 @@ def _scan(node: Apply, setting: Setting) -> LoopExplanation:
         parts=_parts(loop, recurrences),
         obstacles=tuple(obstacles),
         inner=inner,
-        after=step_picture(node),
+        step=step_formulas(loop),
         **running,
         **_common(op, node, setting),
     )
@@ -179,11 +176,9 @@ def _linear(node: Apply, setting: Setting) -> LoopExplanation:
     inputs = op.parts(node.inputs)
     timed = op.coefficient == "steps"
     role = "sequence" if timed else "non-sequence"
-    parts, row = [], _row(inputs.initial)
-    for matrix, name in ((inputs.matrix, "the matrix"), (inputs.right, "the matrix at the right")):
-        if matrix is not None:
-            shape = _row(matrix) if timed else matrix.type.shape
-            parts.append(Part(role, describe_outer(matrix) or name, matrix.type.dtype, shape))
+    matrix, row = inputs.matrix, _row(inputs.initial)
+    shape = _row(matrix) if timed else matrix.type.shape
+    parts = [Part(role, describe_outer(matrix) or "the matrix", matrix.type.dtype, shape)]
     if inputs.offset is not None:
         name = describe_outer(inputs.offset) or "the offset"
         shape = _row(inputs.offset)
@@ -198,20 +193,10 @@ def _linear(node: Apply, setting: Setting) -> LoopExplanation:
         work="a matrix times the state" + " (a vector)" * op.vector,
         steps=op.steps_of(node).known(),
         parts=tuple(parts),
-        after=_kernel_picture(parts, "matrix recurrence"),
         **setting.running(node, "a kernel for matrix recurrences", _grade_linear(timed)),
         reverse=op.reverse,
         **_named(op.name or "linear recurrence", setting),
     )
-
-
-def _kernel_picture(parts: Sequence[Part], label: str) -> Picture:
-    """Return the picture of a step that one kernel computes from what it is given."""
-    nodes = [(p.name, "state" if p.role == "state" else "input", 0) for p in parts]
-    count = len(nodes)
-    nodes += [(label, "operation", 1), ("state", "next", 2)]
-    edges = [(i, count) for i in range(count)]
-    return Picture(tuple(nodes), (*edges, (count, count + 1)))
 
 
 def _associative(node: Apply, setting: Setting) -> LoopExplanation:
@@ -219,7 +204,6 @@ def _associative(node: Apply, setting: Setting) -> LoopExplanation:
     op: AssociativeScan = node.op
     loop = Loop.from_op(op.scan, node.inputs)
     name_parts(loop)
-    parts = _parts(loop, [None] * len(loop.states))
     return LoopExplanation(
         op="AssociativeScan",
         work="an associative function of two rows",
@@ -228,8 +212,8 @@ def _associative(node: Apply, setting: Setting) -> LoopExplanation:
         **verdict(
             PARALLEL, "the function is promised to be associative, so rows combine in a tree"
         ),
-        parts=parts,
-        after=_kernel_picture(parts, "associative"),
+        parts=_parts(loop, [None] * len(loop.states)),
+        step=step_formulas(loop),
         **_common(op.scan, node, setting),
     )
 
@@ -247,7 +231,6 @@ def _legacy(node: Apply, setting: Setting) -> LoopExplanation:
         parts=(),
         obstacles=(Obstacle(None, grade["because"]),),
         inner=tuple(own for _, own in explain_nodes(op.fgraph.toposort(), setting)),
-        after=step_picture(node),
         **grade,
         reverse=False,
         runs=f"by PyTensor's own code for the {setting.linker} linker",

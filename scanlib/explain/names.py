@@ -1,19 +1,23 @@
-"""Names for the parts of a loop, also where their owner gave none."""
+"""Names for the parts of a loop, also where their owner gave none, and its step in formulas."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
 from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.traversal import io_toposort
+from pytensor.printing import pprint
 from pytensor.tensor.subtensor import Subtensor
 
-from scanlib.ops.graph import index_text
+from scanlib.ops.graph import index_text, is_tensor
 from scanlib.ops.loop import Loop
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 
 MAX_DEPTH = 6  # how far an unnamed variable is followed to one with a name
+MAX_TERMS, MAX_TEXT = 60, 200  # of the formula for a value of a step
 
 
 def name_parts(loop: Loop) -> None:
@@ -47,6 +51,39 @@ def name_parts(loop: Loop) -> None:
         carry.value.name = carry.name
     for item in loop.non_sequences:
         item.inner.name = item.name
+
+
+def step_results(loop: Loop) -> list[tuple[str, str, Variable]]:
+    """Return role, name and value of what a step computes, of a loop with names (`name_parts`)."""
+    found = [("state", part.name or "", part.next) for part in loop.states]
+    found += [("state", part.name or "", part.next) for part in loop.carries]
+    found += [("output", part.name or "", part.value) for part in loop.outputs]
+    return found + ([("condition", "until", loop.stop)] if loop.stop is not None else [])
+
+
+def step_formulas(loop: Loop) -> tuple[str, ...]:
+    """Return what a step computes, of a loop with names (`name_parts`), where that is short."""
+    results = step_results(loop)
+    terms: Counter[Variable] = Counter()  # a formula writes a value as often as it is read
+    for node in io_toposort(loop.body_inputs(), [value for *_, value in results]):
+        terms.update(dict.fromkeys(node.outputs, 1 + sum(terms[v] or 1 for v in node.inputs)))
+    found = []
+    for role, name, value in results:
+        is_short = is_tensor(value) and terms[value] <= MAX_TERMS
+        text = _bare(pprint(value)) if is_short else ""
+        if text and len(text) <= MAX_TEXT:
+            found.append(f"{'next ' * (role == 'state')}{name} = {text}")
+    return tuple(found)
+
+
+def _bare(text: str) -> str:
+    """Return a formula without LaTeX, signatures, and the parentheses around the whole."""
+    text = re.sub(r'{"[^"]*"}', "", text).replace("\\dot", "@").replace("\\", "")
+    depth = ends = 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        ends += depth == 0
+    return text[1:-1] if text.startswith("(") and ends == 1 else text
 
 
 def titled(role: str, name: str | None) -> str:

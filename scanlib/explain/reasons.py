@@ -18,7 +18,7 @@ from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.analysis.scalar_values import ScalarValues
 from scanlib.explain.data import Obstacle
-from scanlib.explain.names import name_parts, titled
+from scanlib.explain.names import name_parts, step_results, titled
 from scanlib.ops.loop import Loop
 from scanlib.rewrites.lower.lower_elementwise import specialize_body
 from scanlib.rewrites.lower.lower_linear import explain_linear
@@ -142,7 +142,8 @@ def _unfollowed(loop: Loop) -> tuple[list[str], list[Obstacle]]:
     Only what values depend on counts, not what gives shapes alone.
     """
     found: dict[Work, dict[Variable, list[str]]] = {}
-    for title, result in _results(loop):
+    for role, name, result in step_results(loop):
+        title = f"next value of {titled(role, name)}" if role == "state" else titled(role, name)
         for variable in _reached(result):
             if not is_followed(variable.owner.op):
                 users = found.setdefault(work_of(variable.owner.op), {})
@@ -198,14 +199,6 @@ def _operand(variable: Variable) -> str | None:
     ]
     shown = leaves[:MAX_OPERANDS] + ["…"] * (len(leaves) > MAX_OPERANDS)
     return f"f({', '.join(shown)})" if leaves else None
-
-
-def _results(loop: Loop) -> list[tuple[str, Variable]]:
-    """Return what a step computes, each with its title."""
-    found = [(f"next value of {titled('state', p.name)}", p.next) for p in loop.states]
-    found += [(f"next value of {titled('state', p.name)}", p.next) for p in loop.carries]
-    found += [(titled("output", part.name), part.value) for part in loop.outputs]
-    return found + ([("condition of `until`", loop.stop)] if loop.stop is not None else [])
 
 
 def listed(words: list[str], most: int = 99) -> str:

@@ -159,7 +159,9 @@ class LoopBuilder:
             if isinstance(state, Carry):
                 continue
             tap_type = output.read_type()
-            wanted = wanted_type(tap_type, state.next, title, output.is_weak, weak_integers)
+            before = "starts as" if output.tap_type is None else "has become"
+            where = f"{title} {before}"
+            wanted = wanted_type(tap_type, state.next, where, output.is_weak, weak_integers)
             if wanted == next(iter(state.taps.values())).type:
                 continue
             changed = True

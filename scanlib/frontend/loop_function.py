@@ -191,7 +191,8 @@ class _Step:
             raise ValueError(
                 f"{step_name(self.fn)} returns a condition, and until= gives another; leave one out"
             )
-        return (*returned, None) if len(returned) == 2 else returned
+        carry, y, stop = (*returned, None)[:3]
+        return carry, y, getattr(stop, "condition", stop)  # of `until`
 
     def after(self, carry: Any) -> list[Any]:
         """Return the leaves of the carry that a step returned."""

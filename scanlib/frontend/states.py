@@ -30,6 +30,8 @@ def wanted_type(
     is no integer, and int64 if it is. While other states may yet make a float of it, without
     `weak_integers`, it is left as it is.
 
+    `where` begins the message: ``scan: state `h` starts as``.
+
     Raises
     ------
     TypeError
@@ -40,7 +42,7 @@ def wanted_type(
         if not weak_integers:
             return state
         state = TensorType("int64", state.shape)
-    came = f"{where} starts as {type_text(state)}, the step returns {type_text(value.type)}"
+    came = f"{where} {type_text(state)}, the step returns {type_text(value.type)}"
     other_shape = "give an initial value of the shape that the step returns"
     if not is_tensor(value) or value.type.ndim != state.ndim:
         raise TypeError(f"{came}; {other_shape}")

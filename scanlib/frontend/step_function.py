@@ -16,8 +16,12 @@ from pytensor.graph.utils import MissingInputError
 from pytensor.scan.utils import until as classic_until
 
 from scanlib.frontend.arguments import OutputArgument, describe_whole
+from scanlib.frontend.states import type_text
+from scanlib.frontend.trees import flatten
 from scanlib.frontend.values import as_variable
 from scanlib.ops.graph import depends_on, is_tensor
+
+_MISSING = "; outputs_info gives past values, non_sequences what is the same at every step"
 
 
 class until:  # noqa: N801
@@ -105,7 +109,8 @@ def call_step(
         If it returns another number of outputs than are described.
     """
     variables, texts = [variable for variable, _ in arguments], [text for _, text in arguments]
-    returned = call_function(fn, variables, texts, f"{title}: the step")
+    missing = "" if title.startswith(("map", "filter")) else _MISSING
+    returned = call_function(fn, variables, texts, f"{title}: the step", missing)
     with errors_of(title):
         result = _sort_returned(returned)
     if described and len(result.outputs) != len(described):
@@ -120,9 +125,16 @@ def call_step(
 
 
 def call_function(
-    fn: Callable[..., Any], arguments: Sequence[Any], texts: Sequence[str], where: str
+    fn: Callable[..., Any],
+    arguments: Sequence[Any],
+    texts: Sequence[str],
+    where: str,
+    missing: str = "",
 ) -> Any:
     """Call a function that a user wrote; `texts` say what each argument is.
+
+    Errors from inside it get a note that says what it was called with. `missing` says where more
+    arguments would come from.
 
     Raises
     ------
@@ -132,10 +144,22 @@ def call_function(
     fits = _takes(fn, arguments)
     try:
         return fn(*arguments)
-    except TypeError as error:
-        if fits or _was_entered(fn, error):
-            raise
-        raise TypeError(f"{where} is called with {_misfit(fn, texts)}") from None
+    except Exception as error:
+        if isinstance(error, TypeError) and not fits and not _was_entered(fn, error):
+            text = _misfit(fn, texts, missing)
+            raise TypeError(f"{where} is called with {text}") from None
+        error.add_note(
+            f"{where} is called before the loop runs, with symbolic variables: "
+            f"{'; '.join(map(_with_types, texts, arguments))}. In place of `if`, `math` and "
+            "`jax.numpy` use functions of pytensor.tensor, such as where and exp."
+        )
+        raise
+
+
+def _with_types(text: str, argument: Any) -> str:
+    """Return what an argument is, with the types of the variables that it consists of."""
+    types = [type_text(leaf.type) for leaf in flatten(argument)[0] if isinstance(leaf, Variable)]
+    return f"{text}: {', '.join(types)}" if types else text
 
 
 def _takes(fn: Callable[..., Any], arguments: Sequence[Any]) -> bool:
@@ -163,7 +187,7 @@ def step_name(fn: Callable[..., Any]) -> str:
     return f"`{getattr(fn, '__name__', None) or type(fn).__name__}`"
 
 
-def _misfit(fn: Callable[..., Any], texts: Sequence[str]) -> str:
+def _misfit(fn: Callable[..., Any], texts: Sequence[str], missing: str) -> str:
     """Say what a function is called with, what it takes instead, and what to write."""
     parameters = inspect.signature(fn).parameters.values()
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -180,7 +204,7 @@ def _misfit(fn: Callable[..., Any], texts: Sequence[str]) -> str:
         advice += ", and give keywords a value, as functools.partial does"
     count = "1 argument" if len(texts) == 1 else f"{len(texts)} arguments"
     called = ": ".join(filter(None, [count, ", ".join(texts)]))
-    return f"{called}; {step_name(fn)} {takes}; {advice}"
+    return f"{called}; {step_name(fn)} {takes}; {advice}{missing * (needed > len(texts))}"
 
 
 def _is_condition(value: Any) -> bool:

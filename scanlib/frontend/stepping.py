@@ -117,7 +117,7 @@ def step_through(result: Variable, values: Mapping[Variable, Any] | None = None)
     if not isinstance(result, Variable):
         raise TypeError(
             "step_through: result must be a variable that a loop computes, got "
-            f"{type(result).__name__}; pass what scanlib.scan returned"
+            f"{type(result).__name__}; pass what scanlib.scan returned, without the updates"
         )
     if values is not None and not isinstance(values, Mapping):
         raise TypeError(

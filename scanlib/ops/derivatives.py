@@ -12,12 +12,7 @@ from collections.abc import Sequence
 from functools import singledispatch
 from typing import Any
 
-import pytensor.gradient as pg
-import pytensor.tensor as pt
-from pytensor.gradient import DisconnectedType, NullType
 from pytensor.graph.basic import Variable
-
-from scanlib.ops.graph import is_differentiable
 
 Variables = Sequence[Variable]
 
@@ -34,31 +29,8 @@ def pullback_rule(
 def pushforward_rule(
     op: Any, inputs: Variables, outputs: Variables, tangents: Variables
 ) -> list[Variable]:
-    """Return the tangents of an Op's outputs: where there is no rule, by two pullbacks.
-
-    J. Townsend, "A new trick for calculating Jacobian vector products", 2017: the pullback is
-    linear in its cotangents, so pulling it back once more applies the Jacobian itself.
-    """
-    wrt = {i: out.zeros_like() for i, out in enumerate(outputs) if is_differentiable(out)}
-    nothing = pg.disconnected_type()
-    found = pullback_rule(op, inputs, outputs, [wrt.get(i, nothing) for i in range(len(outputs))])
-    without = DisconnectedType | NullType
-    known = {
-        pt.tensor_copy(value): pt.cast(tangent, value.type.dtype)
-        for value, tangent in zip(found, tangents, strict=True)
-        if not isinstance(value.type, without) and not isinstance(tangent.type, without)
-    }
-    if not known:
-        return [nothing for _ in outputs]
-    moved = pg.grad(
-        cost=None,
-        known_grads=known,
-        wrt=list(wrt.values()),
-        disconnected_inputs="ignore",
-        return_disconnected="disconnected",
-    )
-    by_place = dict(zip(wrt, moved, strict=True))
-    return [by_place.get(i, nothing) for i in range(len(outputs))]
+    """Return the tangents of an Op's outputs."""
+    raise NotImplementedError(f"{op} has no pushforward")
 
 
 class HasDerivatives:

@@ -71,15 +71,10 @@ def runner_for(op: Any, node: Apply) -> Runner:
     """
     choice = config.scanlib__perform
     if choice == "python" or not _compilers:
-        return python_loop(op)
+        return op.python_loop()
     if choice == "numba":
         return _compilers[0](op, node)
     return CompiledOrPython(op, node)
-
-
-def python_loop(op: Any) -> Runner:
-    """Return the plain loop; that of a lowered Op is the loop it was lowered from."""
-    return PythonLoop(getattr(op, "scan", op))
 
 
 class PerformsLoop:
@@ -93,6 +88,11 @@ class PerformsLoop:
 
     _runners: dict[str, Runner]
 
+    def python_loop(self) -> Runner:
+        """Return the plain loop; that of a lowered Op is the loop it was lowered from."""
+        op: Any = self
+        return PythonLoop(getattr(op, "scan", op))
+
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         choice = config.scanlib__perform
         if choice not in self._runners:
@@ -105,17 +105,17 @@ class PerformsLoop:
 class CompiledOrPython:
     """Runs a loop compiled; in Python, from the first call on, if it cannot be compiled."""
 
-    def __init__(self, op: Scan, node: Apply) -> None:
+    def __init__(self, op: Any, node: Apply) -> None:
         self.op = op
         self.run: Runner
         try:
             self.run = _compilers[0](op, node)
         except NotCompilableError:
-            self.run = python_loop(op)
+            self.run = op.python_loop()
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         try:
             return self.run(*inputs)
         except NotCompilableError:
-            self.run = python_loop(self.op)
+            self.run = self.op.python_loop()
             return self.run(*inputs)

@@ -100,6 +100,11 @@ class Scan(HasFrozenBody, HasDerivatives, PerformsLoop, PrintedOp):
         self._pattern: list[list[bool]] | None = None
         load_backends()
 
+    @property
+    def has_n_steps(self) -> bool:
+        """Whether the number of steps is an input, the first one."""
+        return self.signature.has_n_steps
+
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_runners": {}, "_pattern": None}
 

@@ -11,7 +11,7 @@ far taps of a season are read as they are and belong to `F`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -68,8 +68,12 @@ def scan_coupled(
     recurrence: Recurrence,
     elements: Mapping[int, Items],
     histories: Mapping[int, History],
+    read: Collection[int],
 ) -> Value:
     """Write the scan of one block; return whether all values can be trusted.
+
+    Of a part that only delays what another one reads, nothing but the last value of a group is
+    computed, where nobody else reads it.
 
     Parameters
     ----------
@@ -80,6 +84,8 @@ def scan_coupled(
         By their number in the recurrence.
     histories : mapping of int to History
         By part.
+    read : collection of int
+        Parts whose values at all steps are read.
     """
     w = block.writer
     dtype = histories[recurrence.parts[0]].values.dtype
@@ -89,13 +95,17 @@ def scan_coupled(
         used = {term.coefficient for terms in recurrence.terms for term in terms}
         for k in sorted(k for k in used if k is not None):
             w.assign(trusted, w.copy(trusted) & ~_some_extreme(block, elements[k]))
-    good = w.copy(trusted)
+    good, delays = w.copy(trusted), _delays(recurrence, read)
     with w.when(good):
         done: Value = w.constant(0, Type("int64"))
         for steps in (GROUP, 1):
-            done = _Groups(block, recurrence, elements, histories, steps).write(done)
+            done = _Groups(block, recurrence, elements, histories, delays, steps).write(done)
         for part in recurrence.parts if inexact else ():
             own = histories[part]
+            if part in delays:
+                last = own.values.load(own.place(block.step(block.size), -1))
+                w.assign(trusted, w.copy(trusted) & is_moderate(w, last))
+                continue
             count = block.size + own.depth
             if dtype in MODERATE:
                 bad = some(w, own.values, count, above(MODERATE[dtype]))
@@ -103,6 +113,25 @@ def scan_coupled(
                 bad = some_one_by_one(w, own.values, count, lambda v: ~is_moderate(w, v))
             w.assign(trusted, w.copy(trusted) & ~bad)
     return w.copy(trusted)
+
+
+def _delays(recurrence: Recurrence, read: Collection[int]) -> set[int]:
+    """Return the parts that nothing reads but one step of the recurrence, after one step.
+
+    Such a part is added, as it is, to parts of which all values are known: where these are no large
+    numbers, it is none, but for its last value.
+    """
+    rows = dict(zip(recurrence.parts, recurrence.terms, strict=True))
+    if any(term.tap != -1 for terms in rows.values() for term in terms):
+        return set()
+    known, before = set(read) & set(rows), -1
+    while before < len(known):
+        before = len(known)
+        for part in list(known):
+            left = [term for term in rows[part] if term.part not in known]
+            if len(left) == 1 and left[0].coefficient is None:
+                known.add(left[0].part)
+    return known - set(read) if len(known) == len(rows) else set()
 
 
 def _some_extreme(block: Block, items: Items) -> Value:
@@ -123,10 +152,12 @@ class _Groups:
         recurrence: Recurrence,
         elements: Mapping[int, Items],
         histories: Mapping[int, History],
+        delays: Collection[int],
         steps: int,
     ) -> None:
         self.block, self.w, self.recurrence = block, block.writer, recurrence
         self.elements, self.histories, self.steps = elements, histories, steps
+        self.delays = delays
         self.dtype = histories[recurrence.parts[0]].values.dtype
         self.kept: dict[Symbol, Cell] = {}
         self.arithmetic = Arithmetic(self.w)
@@ -192,6 +223,8 @@ class _Groups:
         stored = []
         for u, current in enumerate(forms):
             for part, form in current.items():
+                if part in self.delays and u < self.steps - 1:
+                    continue
                 total = form.constant if form.constant is not None else self.number(0)
                 # The newest values come last: they are what the next group waits for.
                 for symbol in sorted(form.coefficients, key=lambda s: -s[1]):

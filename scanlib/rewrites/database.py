@@ -19,7 +19,6 @@ from scanlib.rewrites.simplify.redundant import fill_mask
 from scanlib.rewrites.simplify.simplify import CheckLastRows, SimplifyLoops
 from scanlib.rewrites.split.reuse import ReuseForwardValues, StoreChoices
 from scanlib.rewrites.split.split import SplitLoops
-from scanlib.rewrites.written_loops import RememberLoops
 
 # Which modes run a rewrite: those of PyTensor that have one of these tags, or its name.
 ALWAYS = ("fast_run", "fast_compile", "scanlib")
@@ -28,8 +27,6 @@ NUMBA = ("numba",)
 
 # Position, name, rewrite, tags.
 ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
-    # `scanlib.explain` shows loops as they were written.
-    (0.039, "remember", RememberLoops(), ALWAYS),
     # Before PyTensor's own rewrites of scans, at 0.05; the first is for modes that include it by
     # name, the second for the whole process.
     (0.04, "adopt", AdoptLoops(when_enabled=False), ()),

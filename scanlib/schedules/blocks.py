@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
@@ -68,6 +69,7 @@ from scanlib.schedules.turns import turns
 
 BLOCKS_OF_A_TURN = 8  # after so many, a loop can be interrupted
 MOST_ON_STACK = 1 << 16  # bytes of buffers
+UNROLLED = 4  # steps of a pass over numbers that lie apart
 REALS = ("float32", "float64")
 
 # Reads a variable at a step, or at several side by side, of the block.
@@ -374,8 +376,12 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         own, stride = self.row_buffers[i], self.storage.stride(name, 0)
         start = self.low * stride + self.offset(name, 1)
         apart = stride.differs(own.itemsize)
-        with w.when(apart), w.loop(0, self.n) as j:
-            own.store(j, load_number(w, own.dtype, self.data(name), start + j * stride))
+        with w.when(apart):
+            self.for_each(
+                lambda j: own.store(
+                    j, load_number(w, own.dtype, self.data(name), start + j * stride)
+                )
+            )
         pointer = w.select(apart, own.pointer, self.data(name))
         return Span(w, own.dtype, pointer, w.select(apart, own.start, start))
 
@@ -479,7 +485,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
     def graph_of_map(self) -> StepGraph:
         own = {inp: inp for inp in self.loop.graph.inputs}
-        wanted = [*self.addends().values(), *self.mapped_outputs().values()]
+        wanted = self.wanted_of_map()
         computed = [*self.scanned_variables(), *(found.total for found in self.sums_first.values())]
         return StepGraph(wanted, *self.inputs_of_graph(own), computed)
 
@@ -605,9 +611,27 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                 part: History(self.histories[part], self.depths[part], self.reverse)
                 for part in recurrence.parts
             }
-            self.trust(scan_coupled(self.block, recurrence, elements, histories))
+            read = self.parts_read()
+            self.trust(scan_coupled(self.block, recurrence, elements, histories, read))
         else:
             self.w.assign(self.safe, False)
+
+    def parts_read(self) -> set[int]:
+        """Return the parts of which more is read than what is before and after the block."""
+        n, signature = self.loop.signature.n_states, self.loop.signature
+        read = {part for part in self.depths if part < n and not signature.untraced[part]}
+        read |= {part for part, depth in self.depths.items() if depth > 1}
+        graphs = [*self.element_graphs, (self.loop.graph.inputs, self.wanted_of_map(), None)]
+        for inputs, outputs, scanned in graphs:
+            found = self.scanned_variables() if scanned is None else scanned
+            copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
+            for variable in ancestors(outputs, blockers=set(found)):
+                own = copies.get(variable, variable)
+                if variable in found:
+                    read.add(found[variable])
+                elif own in self.taps:
+                    read.add(self.taps[own][0])
+        return read
 
     def chosen_elements(self, number: int, recurrence: Recurrence) -> tuple[Items | None, ...]:
         """Return the elements of a recurrence of one state, None where it has none."""
@@ -696,6 +720,9 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         scanned = {self.output_of_sums(part) for part in self.sums_first}
         return {k: v for k, v in enumerate(self.result.outputs) if k not in scanned}
 
+    def wanted_of_map(self) -> list[Variable]:
+        return [*self.addends().values(), *self.mapped_outputs().values()]
+
     def addends(self) -> dict[int, Variable]:
         return {i: self.result.carries[i] for i in self.sums}
 
@@ -725,15 +752,29 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                     value = self.values[part].load(k if self.reverse else self.n + k)
                     store_number(w, *self.place_of_value(part, k), value)
             elif not self.is_direct(part):
-                first = 0 if self.reverse else depth
-                with w.loop(0, self.n) as j:
-                    value = self.values[part].load(j + first)
-                    store_number(w, *self.place_of_value(part, self.low + j + first), value)
-        for number, own in enumerate(self.output_buffers):
-            name = f"z{number}"
-            with w.loop(0, self.n) as j:
-                at = (self.low + j) * self.storage.stride(name, 0) + self.offset(name, 1)
-                store_number(w, self.data(name), at, own.load(j))
+                self.for_each(partial(self.write_history, part, 0 if self.reverse else depth))
+        for number in range(len(self.output_buffers)):
+            self.for_each(partial(self.write_output, number))
+
+    def write_history(self, part: int, first: int, j: Value) -> None:
+        """Write a value of the block where a part of several channels has it."""
+        value = self.values[part].load(j + first)
+        store_number(self.w, *self.place_of_value(part, self.low + j + first), value)
+
+    def write_output(self, number: int, j: Value) -> None:
+        """Write an output of the block where several channels have it."""
+        name = f"z{number}"
+        at = (self.low + j) * self.storage.stride(name, 0) + self.offset(name, 1)
+        store_number(self.w, self.data(name), at, self.output_buffers[number].load(j))
+
+    def for_each(self, write: Callable[[Value], None]) -> None:
+        """Write something for each step of the block, a few steps in one pass."""
+        w, done = self.w, self.n & -UNROLLED
+        with w.loop(0, done, UNROLLED) as first:
+            for k in range(UNROLLED):
+                write(first + k)
+        with w.loop(done, self.n) as j:
+            write(j)
 
 
 class _Total:

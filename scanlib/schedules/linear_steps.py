@@ -7,8 +7,6 @@ is transposed. How a step is computed:
 * a real recurrence of vectors of at most `WIDEST` numbers, without a batch: in registers, with a
   fixed matrix several steps at once (`scanlib.schedules.linear_vectors`). Where the size
   is not known when the kernel is written, sizes of 2 to 4 are written beside the general code;
-* products from both sides of a small state keep its rows in registers; other ones are two products
-  of matrices;
 * the log semiring with a fixed matrix and vectors works with ``exp(A - its row's maximum)``,
   computed once (`LogSteps` there);
 * other products are combinations of contiguous rows (`scanlib.kernels.linalg.semiring_products`).
@@ -33,17 +31,17 @@ from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
 from scanlib.kernels.linalg.products import write_product
 from scanlib.kernels.linalg.semiring_products import Combination, Dots, plainly, write_multiple
+from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, Words
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import LINE, itemsize, load_number, store_number
 from scanlib.ops.lowered import linear_loop
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.elementwise import Array, TableReader, Tables
-from scanlib.schedules.linear_vectors import BothSides, LogSteps, VectorSteps, padded
+from scanlib.schedules.linear_vectors import LogSteps, VectorSteps, padded
 from scanlib.schedules.turns import steps_of_a_turn, turns
 
 WIDEST = 8  # columns longer than this do not fit the registers
-WIDEST_ROW = 4  # of a state with products from both sides
 GUESSED_SIZES = (2, 3, 4)  # written for where the size is not known
 
 Place = dict[str, Value]  # which state of the batch it is, and how far the inputs are
@@ -117,9 +115,8 @@ class Recurrence(Tables):
         )
         self.width: int | None = 1
         if not op.vector:
-            rights = () if parts.right is None else parts.right.type.shape[-2:]
             axis = -2 if op.side == "right" else -1
-            self.width = _first_known(*rights, state[axis], added[axis])
+            self.width = _first_known(state[axis], added[axis])
         numbers = op.parts(range(len(node.inputs)))._asdict()
         outputs = [Output(ArrayType(out.dtype, out.ndim))]
         if outer:
@@ -151,16 +148,6 @@ class Recurrence(Tables):
         if self.size is None:
             return GUESSED_SIZES
         return (self.size,) if 2 <= self.size <= WIDEST else ()
-
-    def shapes_in_registers(self) -> list[tuple[int, int]]:
-        """Return the shapes of states, with products from both sides, kept in registers."""
-        if self.op.side != "both" or self.half:
-            return []
-        if self.size is None or self.width is None:
-            known = {self.size, self.width}
-            return [(n, n) for n in range(2, WIDEST_ROW + 1) if known <= {n, None}]
-        fits = self.size >= 1 and self.width >= 2 and max(self.size, self.width) <= WIDEST_ROW
-        return [(self.size, self.width)] if fits else []
 
     def is_laid_out(self) -> bool:
         """Whether a fixed matrix is copied, so that its rows, or its columns, are contiguous."""
@@ -229,8 +216,6 @@ class Table(TableReader[Recurrence]):
             if not loop.fixed or loop.is_laid_out():
                 many = loop.is_laid_out() and loop.matrix_batched
                 found["matrix"] = d * d * self.batches() if many else d * d
-            if op.side == "both":
-                found["right"] = m * m
             if loop.has_logs():
                 length = padded(self.w, loop.dtype, d, loop.size)
                 several = self.batches() if loop.matrix_batched else self.w.constant(1, INT64)
@@ -239,8 +224,6 @@ class Table(TableReader[Recurrence]):
                 found["buffers"] = length * 4
             if loop.outer:
                 found["other"] = self.dim("other", 1)
-        if op.side == "both":
-            found["half"] = cells
         return found
 
     def whole_lines(self, items: Value) -> Value:
@@ -280,7 +263,7 @@ class Table(TableReader[Recurrence]):
         """
         loop, w = self.loop, self.w
         zero: Value = w.constant(0, INT64)
-        found: Place = dict.fromkeys(("index", "initial", "matrix", "offset", "right"), zero)
+        found: Place = dict.fromkeys(("index", "initial", "matrix", "offset"), zero)
         leads = {"initial": 1, "offset": 1, "matrix": int(not loop.fixed)}
         with ExitStack() as stack:
             for axis in range(loop.batch if opens else 0):
@@ -290,7 +273,7 @@ class Table(TableReader[Recurrence]):
                 for name, lead in leads.items():
                     if self.has(name) and (name != "matrix" or loop.matrix_batched):
                         found[name] = found[name] + k * self.stride(name, axis + lead)
-            for name in ("offset", *([] if loop.fixed else ["matrix", "right"])):
+            for name in ("offset", *([] if loop.fixed else ["matrix"])):
                 if t is not None and self.has(name):
                     found[name] = found[name] + t * self.stride(name, 0)
             yield found
@@ -301,8 +284,8 @@ class Table(TableReader[Recurrence]):
         """Return an input as a matrix: of one row if it is a vector."""
         d, m = self.size, self.width
         sizes: tuple[Value, Value] = (m, d) if self.loop.is_turned() else (d, m)
-        if name in ("matrix", "mask", "right"):
-            sizes = (m, m) if name == "right" else (d, d)
+        if name in ("matrix", "mask"):
+            sizes = (d, d)
         elif name == "other":
             sizes = self.w.constant(1, INT64), self.dim(name, 1)
         is_row = name == "other" or (self.op.vector and name in ("offset", "initial"))
@@ -405,8 +388,7 @@ class Prepare(Table):
             steps = self.dim("offset" if self.has("offset") else "matrix", 0)
         timed = [("offset", linear_loop.OFFSET_ROWS)] if self.has("offset") else []
         if not loop.fixed:
-            names = ["matrix", "right"] if self.has("right") else ["matrix"]
-            timed += [(name, linear_loop.MATRIX_ROWS) for name in names]
+            timed.append(("matrix", linear_loop.MATRIX_ROWS))
         for name, text in timed:
             rows = self.dim(name, 0)
             self.refuse(rows.differs(steps), "SequenceLengthError", text, rows, steps)
@@ -422,8 +404,6 @@ class Prepare(Table):
             for axis in range(loop.batch):
                 yield self.dim("matrix", first + axis), self.dim("initial", 1 + axis)
         for axis in (-2, -1):
-            if self.has("right"):
-                yield self.dim("right", axis), self.dim("initial", -1)
             if self.has("mask"):
                 yield self.dim("mask", axis), d
         if self.has("offset"):
@@ -455,33 +435,28 @@ class Run(Table):
     def kernel(self) -> Kernel:
         loop, w = self.loop, self.w
         self.prepare_memory()
-        self.right: Matrix | None = None
         self.prepare_matrices()
         cases: list[tuple[Value, Callable[[], None]]] = []
         for size in loop.in_registers():
             cases.append((self.size.equals(size), VectorSteps(self, size).write))
-        for rows, columns in loop.shapes_in_registers():
-            fits = self.size.equals(rows) & self.width.equals(columns)
-            cases.append((fits, BothSides(self, rows, columns).write))
         self.choose(cases)
         if self.op.untraced:
             item = Type(loop.half or loop.dtype)
             last = self.row_of(self.steps)
             with w.loop(0, self.row_bytes, item.itemsize) as byte:
                 w.store(self.result(), byte, w.load(item, self.history, last + byte))
-        return self.out.kernel()
+        return self.out.kernel(register_bytes())
 
     def choose(self, cases: list[tuple[Value, Callable[[], None]]]) -> None:
         """Write the first case that there is, and the general code behind all."""
         loop = self.loop
-        known = loop.size is not None and loop.width is not None
         if not cases:
             self.write_all_steps()
             return
         (condition, write), *rest = cases
         if loop.outer:
             condition = condition & self.has_products() & self.dim("other", 1).equals(self.size)
-        elif known:
+        elif loop.size is not None:
             write()
             return
         with self.w.when(condition) as choice:
@@ -494,7 +469,7 @@ class Run(Table):
     def prepare_matrices(self) -> None:
         """Write copies of fixed matrices, and whether the rows of other inputs are contiguous."""
         loop, w = self.loop, self.w
-        for name in ("offset", "matrix", "right", "other"):
+        for name in ("offset", "matrix", "other"):
             if self.has(name) and not loop.half:
                 stride, size = self.stride(name, -1), self.dim(name, -1)
                 self.units[stride] = stride.equals(loop.itemsize) | (size < 2)
@@ -503,9 +478,6 @@ class Run(Table):
                 source = self.oriented("matrix", place)
                 target = w.offset(self.space["matrix"], self.laid_out_at(place["index"]))
                 self.copy(target, source.turned if loop.is_turned() else source)
-        if loop.fixed and self.op.side == "both" and not loop.half:
-            with self.over_batch() as place:
-                self.right = self.copy(self.space["right"], self.given("right", place))
 
     def laid_out_at(self, index: Value) -> Value:
         size = self.size * self.size * self.loop.itemsize
@@ -527,10 +499,6 @@ class Run(Table):
         pointer = self.w.offset(self.space["matrix"], self.laid_out_at(place["index"]))
         matrix = Matrix(pointer, loop.dtype, d, d, d * item, item)
         return matrix.turned if loop.is_turned() else matrix
-
-    def right_at(self, place: Place) -> Matrix:
-        """Return the matrix at the right of the state."""
-        return self.given("right", place) if self.right is None else self.right
 
     def offset_at(self, place: Place) -> Matrix | None:
         return self.oriented("offset", place) if self.has("offset") else None
@@ -571,18 +539,13 @@ class Run(Table):
     def write_step(self, place: Place, old: Value, new: Value, multiply: Multiply) -> None:
         """Write one step of a state."""
         state, out = self.state_at(old), self.state_at(new)
-        matrix, add = self.matrix_at(place), self.offset_at(place)
-        if self.op.side == "both":
-            half = self.state_at(self.space["half"])
-            multiply(half, matrix, state, None)
-            matrix, state = half, self.right_at(place)
-        multiply(out, matrix, state, add)
+        multiply(out, self.matrix_at(place), state, self.offset_at(place))
 
     def combine(self, out: Matrix, a: Matrix, h: Matrix, add: Matrix | None) -> None:
         """Write a product as combinations of contiguous rows, or as sums over them."""
         w, op, loop = self.w, self.op, self.loop
         if not loop.is_turned():
-            a, rows = self.in_rows(a, "matrix"), self.in_rows(h, "right")
+            a, rows = self.in_rows(a, "matrix"), h
         elif op.vector and op.side == "left" and not loop.fixed and op.semiring != "log":
             own = None if add is None else self.in_rows(add.turned, "row").pointer
             rows = self.in_rows(a, "matrix")

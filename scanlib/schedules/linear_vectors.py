@@ -14,10 +14,6 @@ state is not: steps are composed where the items of the matrix are in `powers_ra
 H. Stone, "A parallel algorithm for the efficient solution of a general class of recurrence
 equations", 1973, of which this is the sequential use.)
 
-With products from both sides, ``h_t = A_t h_{t-1} R_t + b_t`` with `h` of shape ``(d, m)``, a step
-is ``g = A h`` and then ``g R + b``, one vector for each row: row `i` of `g` is the sum of
-``A[i, j] h[j]``, row `i` of the result ``b[i] + Σ_j g[i, j] R[j]``.
-
 In the log semiring with a fixed matrix, let `m` be the largest number of `h`, `a[i]` that of a row,
 and ``E[i, j] = exp(A[i, j] - a[i])``, which are computed once:
 
@@ -203,50 +199,6 @@ class VectorSteps:
         first = row * (size * self.size)
         for i, item in enumerate(vectors.copies(left)):
             vectors.store(run.result(1), first + i * size, item * right)
-
-
-class BothSides:
-    """Writes all steps of a small state with matrices at both sides."""
-
-    def __init__(self, run: Run, rows: int, columns: int) -> None:
-        self.run, self.w = run, run.w
-        self.rows, self.columns = rows, columns
-        self.vectors = SmallVectors(run.w, run.loop.dtype, columns)
-
-    def write(self) -> None:
-        run, w, vectors = self.run, self.w, self.vectors
-        item = vectors.itemsize
-        size = self.columns * item
-        first = run.row_of(w.constant(0, INT64))
-        state = [w.local(vectors.load(run.history, first + i * size)) for i in range(self.rows)]
-        cost = w.constant(self.rows * self.columns * (self.rows + self.columns), INT64)
-        with run.turns(cost) as n:
-            self.step(n, state)
-        if run.op.untraced:
-            last = run.row_of(run.steps)
-            for i, row in enumerate(state):
-                vectors.store(run.history, last + i * size, w.copy(row))
-
-    def step(self, n: Value, state: list[Local]) -> None:
-        run, w, vectors = self.run, self.w, self.vectors
-        size = self.columns * vectors.itemsize
-        with run.over_batch(run.time(n)) as place:
-            left, right, add = run.matrix_at(place), run.right_at(place), run.offset_at(place)
-        left = run.in_rows(left, "matrix")
-        across = vectors.rows(run.in_rows(right, "right"), self.columns)
-        starts: list[Value] = [vectors.zero] * self.rows
-        if add is not None:
-            starts = vectors.rows(run.in_rows(add, "row"), self.rows)
-        rows = [w.copy(row) for row in state]
-        target = run.row_of(n + 1)
-        for i in range(self.rows):
-            items = [left.load(w, i, j) for j in range(self.rows)]
-            factors = [w.splat(item, vectors.lanes) for item in items]
-            half = vectors.product(rows, factors, vectors.zero)
-            new = vectors.product(across, vectors.copies(half), starts[i])
-            if not run.op.untraced:
-                vectors.store(run.history, target + i * size, new)
-            w.assign(state[i], new)
 
 
 class LogSteps:

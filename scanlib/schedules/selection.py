@@ -11,6 +11,7 @@ import numpy as np
 import pytensor.scalar.basic as ps
 from pytensor.configdefaults import config
 from pytensor.graph.op import Op
+from pytensor.graph.traversal import ancestors
 
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
 from scanlib.ops.lowered.positions import has_positions
@@ -41,11 +42,25 @@ def few_channels(op: ElemwiseScan) -> int:
     Each then walks as fast as alone. Next to one another they wait for every step, but share its
     reads and writes; where they fill a vector register, that is faster.
     """
-    if any(recurrence.family == "log-affine" for recurrence in op.recurrences):
-        return 8
     inner = op.signature.split_body_inputs(op.body.inputs)
     items = [*(taps[0] for taps in inner.taps), *inner.carries]
-    return 4 if all(np.dtype(item.type.dtype).itemsize <= 4 for item in items) else 3
+    is_short = all(np.dtype(item.type.dtype).itemsize <= 4 for item in items)
+    if any(recurrence.family == "log-affine" for recurrence in op.recurrences):
+        return 8 if is_short else 7
+    if is_short:
+        return 4
+    return 2 if all(_changes_coefficients(op, own) for own in op.recurrences) else 3
+
+
+def _changes_coefficients(op: ElemwiseScan, recurrence: Recurrence) -> bool:
+    """Whether a recurrence is affine, with coefficients that are not the same at all steps.
+
+    Composing steps then takes several times the operations of the steps themselves.
+    """
+    coefficients = {term.coefficient for terms in recurrence.terms for term in terms} - {None}
+    chosen = [out for k, out in enumerate(recurrence.elements.outputs) if k in coefficients]
+    rows = op.signature.split_body_inputs(recurrence.elements.inputs).rows
+    return recurrence.family == "affine" and any(v in rows for v in ancestors(chosen))
 
 
 def schedule(op: ElemwiseScan) -> str:

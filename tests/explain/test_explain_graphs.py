@@ -10,7 +10,6 @@ from pytensor.compile.builders import OpFromGraph
 
 import scanlib
 from scanlib.backends.handler.programs import program_of
-from scanlib.ops.execution import python_loop
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.explained_loops import (
     BLOCKS,
@@ -184,7 +183,7 @@ def test_a_loop_that_numba_gave_up():
     assert scanlib.explain(f).loops[0].runs == "as C code of its own"
     with pytensor.config.change_flags(scanlib__perform="numba"):
         assert "numba at the first call" in scanlib.explain(f).loops[0].runs
-        op._runners["numba"] = SimpleNamespace(run=python_loop(op))
+        op._runners["numba"] = SimpleNamespace(run=op.python_loop())
         (loop,) = scanlib.explain(f).loops
     assert loop.schedule == "one Python call per step"
     assert "numba could not compile it" in loop.runs
@@ -296,13 +295,19 @@ def test_times_of_a_profiled_function(linker):
     assert "% of the call)" in check_forms(scanlib.explain(f))
 
 
-def test_pictures_of_a_step():
+def test_the_formulas_of_a_step():
     _, phi, y = ar1()
-    loop = scanlib.explain([y, pytensor.grad(y.sum(), phi)]).loops[0]
-    assert [label for label, kind, _ in loop.before.nodes if kind == "operation"] == ["mul", "add"]
-    assert [label for label, kind, _ in loop.after.nodes if kind == "operation"] == [
-        "2 operations fused"
-    ]
-    assert ("y", "state", 0) in loop.before.nodes
-    assert loop.before.nodes[-1][:2] == ("y", "next")
-    assert all(0 <= u < v < len(loop.before.nodes) for u, v in loop.before.edges)
+    forward, gradient = scanlib.explain([y, pytensor.grad(y.sum(), phi)]).loops
+    assert forward.step == ("next y = (phi * y) + x",)
+    assert gradient.step[0] == "next state 0 = (1.0 + state 0) * phi"
+    assert "step        next y = (phi * y) + x" in scanlib.explain(y).details()
+
+
+def test_formulas_of_long_steps_are_left_out():
+    def step(x, h):
+        for _ in range(200):
+            h = h * pt.sin(h + x)
+        return h, h + 1.0
+
+    loop = explain_one(scan(step, pt.dvector("x"), [0.0, None])[0])
+    assert loop.step == ()

@@ -4,6 +4,7 @@ import functools
 import io
 import pickle
 
+import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
@@ -135,6 +136,20 @@ def with_factor(step):
         return step(2.0, *rows)
 
     return wrapped
+
+
+def test_an_error_of_the_step_says_what_it_was_called_with():
+    rows = np.ones((4, 2))
+    with pytest.raises(ValueError, match="Incompatible") as caught:
+        scanlib.scan(lambda x, h: h + x, rows, np.zeros(3), name="sizes")
+    (note,) = caught.value.__notes__
+    assert note.startswith("scan `sizes`: the step is called before the loop runs, with symbolic")
+    assert "row of sequences[0]: (2,) float64; outputs_info[0] at t-1: (3,) float64." in note
+    with pytest.raises(TypeError) as other:
+        scanlib.loop(lambda c, x: (x if c[0] > 0 else c[1], None), (0.0, rows), rows)
+    (note,) = other.value.__notes__
+    assert "the carry (init): scalar float64, (4, 2) float64; a row (xs): (2,) float64." in note
+    assert "In place of `if`" in note
 
 
 def test_decorated_steps():

@@ -224,6 +224,38 @@ class TestGradientsUntil:
         second = pytensor.grad(sum(pt.sum(g**2) for g in gradients), inputs)
         check_rows(second, inputs, self.data, (1, 1, 1), fast_mode)
 
+    @pytest.mark.parametrize("order", [2, 1])
+    @pytest.mark.parametrize("at_once", [False, True])
+    def test_batches_of_batches(self, order, at_once, python_kernels, fast_mode):
+        """Two axes of unlike lengths, added together or one after the other."""
+        a, limit = pt.scalar("a"), pt.scalar("limit")
+        trace = scanlib.scan(
+            lambda y, a, limit: (a * y + pt.sin(y), scanlib.until(a * y > limit)),
+            outputs_info=a,
+            non_sequences=[a, limit],
+            n_steps=20,
+            return_updates=False,
+        )
+        found = pytensor.grad(pt.sum(trace**2) + trace[-1] ** 3, a)
+        if order == 2:
+            found = pytensor.grad(pt.sin(found), a)
+        one = pytensor.function([a, limit], found, mode=fast_mode)
+        many, more = pt.vector("many"), pt.matrix("more")
+        limits, columns = pt.vector("limits"), pt.matrix("columns")
+        if at_once:
+            batch = vectorize_graph(found, {a: more, limit: columns})
+        else:
+            batch = vectorize_graph(found, {a: many, limit: limits})
+            batch = vectorize_graph(batch, {many: more, limits: columns})
+        together = pytensor.function([more, columns], batch, mode=fast_mode)
+        values = np.array([[1.1, 1.7, 1.3], [2.0, 1.2, 1.5]])
+        bounds = np.array([[9.0, 2.0, 3.0], [8.0, 2.5, 40.0]])
+        expected = [
+            [one(*pair) for pair in zip(*rows, strict=True)]
+            for rows in zip(values, bounds, strict=True)
+        ]
+        np.testing.assert_allclose(together(values, bounds), expected, rtol=1e-9)
+
     @pytest.mark.slow
     def test_nothing_but_the_number_of_steps_is_read(self, fast_mode):
         start, limit = pt.scalar("start"), pt.scalar("limit")

@@ -10,13 +10,12 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape
 
 import scanlib
-from scanlib.ops import ElemwiseScan, Scan
+from scanlib.ops import Scan
 from scanlib.ops.row_ops.step_products import StepProducts
 from tests.checks import assert_derivatives, assert_same
 from tests.modes import MODES
 from tests.split_cases import (
     MAPS,
-    RECURRENT,
     K,
     N,
     T,
@@ -122,15 +121,6 @@ class TestFlags:
         assert count(function, Scan) == scans
         assert count(function, Dot) == products
         assert_same(function(*values), expected)
-
-    @pytest.mark.parametrize("flag", ["scanlib__split", "scanlib__split_affine"])
-    def test_recurrences(self, flag):
-        built = build(RECURRENT["a recurrence that leads"])
-        with pytensor.config.change_flags(**{flag: False}):
-            function = pytensor.function(built.inputs, built.traces, mode=MODES["c"])
-        assert count(function, Scan) == 1
-        assert count(function, ElemwiseScan) == 0
-        assert_same(function(*built.values.values()), built.walk(*built.values.values()))
 
     @pytest.mark.parametrize("flag", ["scanlib__split", "scanlib__split_maps"])
     def test_maps(self, flag):

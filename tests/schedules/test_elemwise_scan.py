@@ -6,6 +6,7 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
+from scanlib.kernels.printers.llvm import MOST_COPIES
 from tests.checks import assert_derivatives, evaluate
 from tests.families import assert_lowered, both, kernels, loops
 from tests.modes import MODES
@@ -83,6 +84,19 @@ class TestChannels:
         )  # fmt: skip
         data = [(draw(t, k, m, n), draw(n)) for t, k, m, n in ((4, 2, 3, 5), (1, 1, 1, 1))]
         check([x, w], [trace, rows, pytensor.grad((trace**2).sum() + rows.sum(), w)], data)
+
+    def test_more_exponentials_than_are_inlined(self):
+        """What calls a function with a vector passes it as the function takes it."""
+        x, h0 = pt.matrix("x"), pt.vector("h0")
+
+        def step(x, h):
+            for k in range(MOST_COPIES + 2):
+                h = pt.exp(-(k + 1) * h**2 / 100) + x / 10
+            return h
+
+        trace = scanlib.scan(step, x, h0, return_updates=False)
+        data = [(draw(3, n), draw(n)) for n in (1, 37)]
+        check([x, h0], [trace], data)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("shape", [(1,), (1, 1), (3, 1), (1, 3), (1, 4, 1)])

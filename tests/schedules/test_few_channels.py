@@ -274,11 +274,21 @@ class TestAxes:
             )
             assert [schedule(op) for op in assert_lowered(function)] == ["channels"]
 
-    @pytest.mark.parametrize("dtype, most", [("float32", 4), ("float64", 3)])
-    def test_sizes_that_types_tell(self, dtype, most):
+    @pytest.mark.parametrize(
+        "step, dtype, most",
+        [
+            (lambda x, h: h + x, "float32", 4),
+            (lambda x, h: h + x, "float64", 3),
+            (lambda x, h: x * h + 1, "float32", 4),
+            (lambda x, h: x * h + 1, "float64", 2),
+            (lambda x, h: pt.logaddexp(h, x), "float32", 8),
+            (lambda x, h: pt.logaddexp(h, x), "float64", 7),
+        ],
+    )
+    def test_sizes_that_types_tell(self, step, dtype, most):
         for width, chosen in ((most, "blocks"), (most + 1, "channels")):
             x = pt.tensor("x", dtype=dtype, shape=(None, width))
-            h = trace(lambda x, h: h + x, sequences=x, outputs_info=np.zeros(width, dtype))
+            h = trace(step, sequences=x, outputs_info=np.zeros(width, dtype))
             function = pytensor.function([x], h, mode=MODES["c"])
             (op,) = assert_lowered(function)
             assert (schedule(op), few_channels(op)) == (chosen, most)

@@ -24,13 +24,6 @@ CASES = {
     "steps, right": (LinearScan.of("real", "steps", "right"), (4, 6, 17), (), "float32"),
     "columns": (LinearScan.of("real", "steps", vector=False), (1, 5, 9), (2,), "float64"),
     "rows": (LinearScan.of("real", "fixed", "right", vector=False), (3, 8), (), "float64"),
-    "both": (LinearScan.of("real", "steps", "both", vector=False), (2, 3, 5), (), "float64"),
-    "both, last": (
-        LinearScan.of("real", "fixed", "both", vector=False, untraced=True),
-        (4, 9),
-        (),
-        "float32",
-    ),
     "complex": (LinearScan.of("real", "steps", "right", vector=False), (3,), (), "complex128"),
     "mask": (LinearScan.of("real", "fixed", has_mask=True), (3, 9), (), "float64"),
     "mask of steps": (
@@ -60,8 +53,6 @@ def inputs_of(op, size, batch, dtype, steps=5):
     row = (size,) if op.vector else (2, size) if op.side == "right" else (size, 3)
     time = (steps,) if op.coefficient == "steps" else ()
     found = [draw(*time, *batch, size, size) / size]
-    if op.side == "both":
-        found.append(draw(*time, 3, 3) / 3)
     found += [draw(steps, *batch, *row), draw(1, *batch, *row)]
     if op.has_mask:
         found.append(rng.random((size, size)) < 0.7)

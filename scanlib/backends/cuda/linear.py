@@ -3,13 +3,13 @@ r"""The kernels of matrix recurrences: what is written for the templates, and ho
 ``h_t = A_t ⊗ h_{t-1} + b_t`` in the forms of `ops.lowered.linear_scan`. A matrix at the right is
 its transpose at the left of the transposed state, so that each column of the state, for each item
 of the batch, is one vector ``x`` of `size` items, and ``x_t = A_t x_{t-1} + b_t``. The arrays of a
-kernel are ``a``, the matrix; ``r``, the one at the right; ``b``, the offset; ``x``, the initial
-state; ``k``, the mask; and ``y``, the result. Beside the channels' axes, those of the batch and one
+kernel are ``a``, the matrix; ``b``, the offset; ``x``, the initial state; ``k``, the mask; and
+``y``, the result. Beside the channels' axes, those of the batch and one
 for the columns of the state, they have one for the rows of matrices and the items of vectors, and
 one for the columns of matrices.
 
 Up to `REGISTERS` items, one thread walks a vector; up to `LARGEST`, a thread for each item
-(``linear.cuh``). With matrices at both sides one block walks the state (``linear_both.cuh``).
+(``linear.cuh``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from scanlib.backends.cuda.launch import Call, Kernels
 from scanlib.backends.cuda.parameters import Array, Parameters
-from scanlib.backends.cuda.printer import SHARED, template
+from scanlib.backends.cuda.printer import template
 from scanlib.backends.cuda.row_products import RowProducts
 from scanlib.backends.cuda.scalar_code import Source, item_type, memory_type
 from scanlib.backends.cuda.schedule import choose_linear
@@ -43,11 +43,8 @@ HELD_BYTES = 512  # of what a thread keeps, and of what it reads before it is ne
 DTYPES = ("float16", "float32", "float64", "complex64", "complex128")
 
 
-def check_linear(op: LinearScan, dtype: str, size: int = 1, width: int = 1) -> None:
-    """Raise an error if a matrix recurrence has no kernel.
-
-    The matrix has `size` rows, the state `width` columns, which count where matrices are at both
-    its sides.
+def check_linear(dtype: str, size: int = 1) -> None:
+    """Raise an error if a matrix recurrence has no kernel; the matrix has `size` rows.
 
     Raises
     ------
@@ -55,12 +52,9 @@ def check_linear(op: LinearScan, dtype: str, size: int = 1, width: int = 1) -> N
     """
     if dtype not in DTYPES:
         raise NoCCodeError(f"a matrix recurrence of dtype {dtype} has no CUDA kernel")
-    both = op.side == "both"
     most = largest_size(dtype)
-    if max(size, width if both else 1) > most:
+    if size > most:
         raise NoCCodeError(f"a {dtype} matrix of more than {most} rows has no CUDA kernel")
-    if both and 2 * size * width * item_bytes(dtype) > SHARED:
-        raise NoCCodeError(f"a state of {size} x {width} items has no CUDA kernel")
 
 
 def largest_size(dtype: str) -> int:
@@ -98,14 +92,14 @@ class LinearKernels(Kernels):
         Of the state.
     ranks : sequence of int
         How many axes the matrix and the initial state have.
-    size, width : int
-        The rows of the matrix; the columns of the state, where matrices are at both its sides.
+    size : int
+        The rows of the matrix.
 
     Attributes
     ----------
     group, columns : int
         How many threads walk one vector, and from how many vectors a chunk is walked to know what
-        it does; 0 where one block walks the whole state.
+        it does.
 
     Raises
     ------
@@ -113,25 +107,21 @@ class LinearKernels(Kernels):
         If the recurrence has no kernel.
     """
 
-    def __init__(
-        self, op: LinearScan, dtype: str, ranks: tuple[int, ...], size: int, width: int = 1
-    ) -> None:
-        check_linear(op, dtype, size, width)
-        self.op, self.dtype, self.size, self.width = op, dtype, size, width
-        self.both, self.steps = op.side == "both", op.coefficient == "steps"
+    def __init__(self, op: LinearScan, dtype: str, ranks: tuple[int, ...], size: int) -> None:
+        check_linear(dtype, size)
+        self.op, self.dtype, self.size = op, dtype, size
+        self.steps = op.coefficient == "steps"
         matrix_rank, rank = ranks
         self.batch = op.batch_rank(rank)
         self.batched = bool(op.matrix_batch_rank(matrix_rank))
         self.group = self._group()
         self.columns = size + (op.semiring == "real" and op.has_offset)
-        if self.both:
-            self.group = self.columns = 0
-        self.threads = 256 if self.both else max(32, self.group)
-        sizes = 0 if self.both else self.batch + 1
+        self.threads = max(32, self.group)
+        sizes = self.batch + 1
         self.item_axes = sizes, sizes + 1
-        works = [] if self.both else ["columns", "bounds", "states"]
+        works = ["columns", "bounds", "states"]
         self.parameters = Parameters(sizes, *self._arrays(), works=works)
-        names = ["walk"] if self.both else ["walk", "probe", "carry"]
+        names = ["walk", "probe", "carry"]
         super().__init__(self._source(names), names, self.parameters)
 
     def _group(self) -> int:
@@ -154,13 +144,11 @@ class LinearKernels(Kernels):
     def _arrays(self) -> tuple[list[Array], list[Array]]:
         op, dtype, (i, j) = self.op, self.dtype, self.item_axes
         batch: Axes = tuple(range(self.batch))
-        turned, column = op.side == "right", j if self.both else self.batch
+        turned, column = op.side == "right", self.batch
         square: Axes = (j, i) if turned else (i, j)
         state: Axes = (i,) if op.vector else (column, i) if turned else (i, column)
         lead = int(self.steps)
         inputs = [Array("a", dtype, lead, (*(batch if self.batched else ()), *square))]
-        if self.both:
-            inputs.append(Array("r", dtype, lead, (i, j)))
         if op.has_offset:
             inputs.append(Array("b", dtype, 1, (*batch, *state)))
         inputs.append(Array("x", dtype, 1, (*batch, *state)))
@@ -170,21 +158,20 @@ class LinearKernels(Kernels):
 
     def _source(self, names: list[str]) -> str:
         """Return the translation unit."""
-        products = RowProducts(self.op.semiring, self.dtype, self.size, self.op.has_mask, self.both)
+        products = RowProducts(self.op.semiring, self.dtype, self.size, self.op.has_mask)
         source = Source()
         with source.struct("Recurrence"):
             self.write_constants(source, products)
             source.lines += products.source.lines
         for name in names:
             source.line(f"SCANLIB_BLOCK_KERNEL({name}, scanlib_{name}<Recurrence>(p, block))")
-        walk = "linear_both" if self.both else "linear"
         parts = [
             f"#define SCANLIB_THREADS {self.threads}",
             template("device"),
             *([template("complex")] if self.dtype.startswith("complex") else []),
             self.parameters.struct(),
             products.unit.text(),
-            *(template(name) for name in ("channel", "linear_items", walk)),
+            *(template(name) for name in ("channel", "linear_items", "linear")),
         ]
         return "\n".join([*parts, source.text()])
 
@@ -200,7 +187,6 @@ class LinearKernels(Kernels):
         alone = self.group == 1
         numbers = {
             "SIZE": self.size,
-            "WIDTH": self.width,
             "GROUP": self.group,
             "ALONE": alone,
             "ROWS": self.size if alone else 1,
@@ -218,7 +204,7 @@ class LinearKernels(Kernels):
         }
         names = [array.name for array in self.parameters.arrays]
         for name, letter in (
-            ("MATRIX", "a"), ("RIGHT", "r"), ("ADDED", "b"), ("INITIAL", "x"), ("MASK", "k"),
+            ("MATRIX", "a"), ("ADDED", "b"), ("INITIAL", "x"), ("MASK", "k"),
         ):  # fmt: skip
             numbers[name] = names.index(letter) if letter in names else 0  # 0 is not read
         text = ", ".join(f"{name} = {int(value)}" for name, value in numbers.items())
@@ -238,22 +224,19 @@ class LinearKernels(Kernels):
             "chunk": plan.chunk,
             "chunks": plan.chunks,
         }
-        works: list[int] = []
-        counts = {"walk": 1}
-        if not self.both:
-            axes = (*sizes.batch, sizes.columns)
-            values |= {f"n{axis}": size for axis, size in enumerate(axes)}
-            items = sizes.vectors * plan.chunks * self.size if plan.chunks > 1 else 0
-            item = item_bytes(self.dtype)
-            real = item // 2 if np.dtype(self.dtype).kind == "c" else item
-            works = [items * self.columns * item, 2 * items * self.columns * real, items * item]
-            counts["walk"] = sizes.vectors * (1 if self.op.untraced else plan.chunks)
+        axes = (*sizes.batch, sizes.columns)
+        values |= {f"n{axis}": size for axis, size in enumerate(axes)}
+        items = sizes.vectors * plan.chunks * self.size if plan.chunks > 1 else 0
+        item = item_bytes(self.dtype)
+        real = item // 2 if np.dtype(self.dtype).kind == "c" else item
+        works = [items * self.columns * item, 2 * items * self.columns * real, items * item]
+        counts = {"walk": sizes.vectors * (1 if self.op.untraced else plan.chunks)}
         if plan.chunks > 1:
             probed = sizes.vectors * (plan.chunks - 1) * self.columns
             counts = {"probe": probed, "carry": sizes.vectors} | counts
         if not prod(sizes.outputs[0]):
             counts = {}
-        each = self.threads // max(self.group, 1)
+        each = self.threads // self.group
         jobs = [(name, -(-count // each), self.threads) for name, count in counts.items()]
         return self.prepared(values, strides, sizes.outputs, works, jobs)
 
@@ -286,7 +269,6 @@ def linear_kernels(
     if not op.vector:
         size, columns = row[-2:] if op.side != "right" else row[:-3:-1]
     rows = first if op.untraced or not first else steps + 1
-    width = columns if op.side == "both" else 1
     ranks = parts.matrix.ndim, parts.initial.ndim
-    kernels = _kernels(op, dtype, ranks, max(size, 1), max(width, 1))
+    kernels = _kernels(op, dtype, ranks, max(size, 1))
     return kernels, LinearGeometry(steps, size, columns, batch, [(rows, *row)])

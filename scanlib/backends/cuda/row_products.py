@@ -37,21 +37,14 @@ class RowProducts:
         How many items rows have.
     masked : bool
         Whether bits say which of them are there.
-    both : bool
-        Whether there are rows of two matrices, so that one product and sum is all that is asked.
     """
 
-    def __init__(
-        self, semiring: str, dtype: str, length: int, masked: bool, both: bool = False
-    ) -> None:
+    def __init__(self, semiring: str, dtype: str, length: int, masked: bool) -> None:
         self.semiring, self.length, self.masked = semiring, length, masked
         self.dtype = computed(dtype)
         self.real = parts_of(self.dtype) or self.dtype
         self.zero = {"real": 0.0, "min": inf}.get(semiring, -inf)
         self.unit, self.source = ScalarUnit(), Source()
-        if both:
-            self.write_times_plus()
-            return
         self.write_product()
         self.write_watch()
         self.write_trusted()
@@ -179,10 +172,6 @@ class RowProducts:
         digit = 2.0 ** -(FORMATS[self.real].mantissa + 1)
         good = (peak < large) & (lost <= digit * size(result))
         self.end(code, [settled | good], "return")
-
-    def write_times_plus(self) -> None:
-        code = self.method("Item times_plus(Item x, Item y, Item z)", "times_plus")
-        self.end(code, [_times_plus(code, *(code.read(n, self.dtype) for n in "xyz"))], "return")
 
 
 def _times_plus(code: Code, x: Any, y: Any, z: Any) -> Any:

@@ -173,7 +173,7 @@ struct Arrays {
   }
 };
 
-/* What Python calls: from values to a list of arrays. */
+/* What Python calls: from values to an array, or to a tuple of several. */
 static const char *const PROGRAM = "scanlib.program";
 
 static PyObject *call_program(PyObject *capsule, PyObject *const *values, Py_ssize_t count) {
@@ -184,9 +184,14 @@ static PyObject *call_program(PyObject *capsule, PyObject *const *values, Py_ssi
     return NULL;
   }
   if (arrays.run(values, NULL)) return NULL;
-  PyObject *results = PyList_New(program->n_outputs);
+  if (program->n_outputs == 1) {
+    PyObject *result = (PyObject *)arrays.outputs[0];
+    arrays.outputs[0] = NULL;
+    return result;
+  }
+  PyObject *results = PyTuple_New(program->n_outputs);
   for (int64_t k = 0; results && k < program->n_outputs; k++) {
-    PyList_SET_ITEM(results, k, (PyObject *)arrays.outputs[k]);
+    PyTuple_SET_ITEM(results, k, (PyObject *)arrays.outputs[k]);
     arrays.outputs[k] = NULL;
   }
   return results;

@@ -126,11 +126,18 @@ def make_thunk(
     return Thunk(registered(program), inputs, outputs, computed)
 
 
-def runner(program: LoopProgram) -> Callable[..., list[np.ndarray]]:
-    """Return a function from the inputs of a loop to the list of its outputs."""
-    if library() is None:
-        return compiled_runner(program, [function_address(node) for node in program.functions])
-    return library().scanlib_function(address(registered(program)))
+def program_function(program: LoopProgram) -> Callable[..., Any]:
+    """Return a function from the inputs of a loop to its output, or to several."""
+    if library() is not None:
+        return library().scanlib_function(address(registered(program)))
+    run = compiled_runner(program, [function_address(node) for node in program.functions])
+    return run if len(program.outputs) > 1 else lambda *inputs: run(*inputs)[0]
+
+
+def runner(program: LoopProgram) -> Callable[..., Sequence[np.ndarray]]:
+    """Return a function from the inputs of a loop to the sequence of its outputs."""
+    call = program_function(program)
+    return call if len(program.outputs) > 1 else lambda *inputs: (call(*inputs),)
 
 
 @register_c_thunks

@@ -81,7 +81,7 @@ def run_compiled(
     values, places = windows(inputs, first, count)
     arrays = [array_of(*pair) for pair in zip(values, node.inputs, strict=True)]
     known = known_numbers(values)
-    has_steps = op.signature.has_n_steps
+    has_steps = op.has_n_steps
 
     def portable(*arguments: Any) -> list[Any]:
         rows = with_known(arguments[: len(arrays)], known)

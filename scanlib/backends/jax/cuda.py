@@ -56,10 +56,10 @@ def kernels_for(op: ElemwiseScan, node: Apply) -> KernelLoop | None:
     return kernels if _are_ready(kernels) else None
 
 
-def has_linear_kernels(op: LinearScan, node: Apply) -> bool:
+def has_linear_kernels(node: Apply) -> bool:
     """Whether a matrix recurrence has kernels, unless its matrix is too large."""
     try:
-        check_linear(op, node.outputs[0].type.dtype)
+        check_linear(node.outputs[0].type.dtype)
     except NoCCodeError:
         return False
     return _are_wanted(node)

@@ -76,9 +76,7 @@ def words_of(numbers: Any) -> np.ndarray:
 
 def arrays_of(node: Apply) -> list[Variable]:
     """Return the inputs of a loop without its number of steps, and its results."""
-    op = node.op
-    has_steps = op.has_n_steps if isinstance(op, LinearScan) else op.signature.has_n_steps
-    return [*node.inputs[int(has_steps) :], *node.outputs]
+    return [*node.inputs[int(node.op.has_n_steps) :], *node.outputs]
 
 
 def _has_plain_types(node: Apply) -> bool:
@@ -102,7 +100,7 @@ def windows_of(op: Loop) -> tuple[int, int]:
     """
     if isinstance(op, LinearScan):
         return 0, 0
-    return op.signature.n_sequences, int(op.signature.has_n_steps)
+    return op.signature.n_sequences, int(op.has_n_steps)
 
 
 def known_numbers(values: Sequence[Any]) -> dict[int, int]:

@@ -40,7 +40,7 @@ from scanlib.ops.lowered.linear_scan import LinearScan, Parts
 def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the JAX function of a matrix recurrence."""
     target = target_for(op, node)
-    has_kernels = has_linear_kernels(op, node)
+    has_kernels = has_linear_kernels(node)
     start = op.parts(range(len(node.inputs))).initial
 
     read = op.steps_of(node).sequences
@@ -103,7 +103,6 @@ def run(op: LinearScan, parts: Parts) -> Any:
         name: rows_of(value)[:bound]
         for name, value in (
             ("matrix", parts.matrix if op.coefficient == "steps" else None),
-            ("right", parts.right if op.coefficient == "steps" else None),
             ("offset", parts.offset),
         )
         if value is not None
@@ -118,7 +117,7 @@ def run(op: LinearScan, parts: Parts) -> Any:
         return new, None if op.untraced else new
 
     times = jnp.arange(bound)
-    start = varying(parts.initial[0], [timed, parts.matrix, parts.right, number])
+    start = varying(parts.initial[0], [timed, parts.matrix, number])
     last, rows = lax.scan(step, start, (times, timed), length=bound, reverse=op.reverse)
     if op.untraced:
         return last[None]

@@ -422,10 +422,10 @@ def linear_factors(op: LinearScan, ranks: Sequence[int]) -> Factors:
     batch = tuple(f"b{k}" for k in range(op.batch_rank(parts.initial)))
     item: Axes = (None,)
     if not op.vector:
-        item = {"left": (None, "m"), "right": ("m", None), "both": (None, None)}[op.side]
+        item = (None, "m") if op.side == "left" else ("m", None)
     row = (*batch, *item)
     timed: Axes = (None,) if op.coefficient == "steps" else ()
     own = batch if op.matrix_batch_rank(parts.matrix) else ()
     matrix = (*timed, *own, None, None)
-    arrays = type(parts)((None,), matrix, (None, *row), (None, *row), (None, None), matrix)
+    arrays = type(parts)((None,), matrix, (None, *row), (None, *row), (None, None))
     return Factors(tuple(op.join(arrays)), ((None, *row),), ())

@@ -158,8 +158,7 @@ def _reads_size(client: Apply, position: int) -> bool | None:
     if isinstance(op, Subtensor | IncSubtensor):
         return _is_bound(client, position)
     if isinstance(op, LinearScan | ElemwiseScan | Scan):
-        has_steps = op.has_n_steps if isinstance(op, LinearScan) else op.signature.has_n_steps
-        is_steps = has_steps and position == 0
+        is_steps = op.has_n_steps and position == 0
         return is_steps or (isinstance(op, Scan) and _step_reads_size(client, position))
     if isinstance(op, OpFromGraph):
         return needs_value(op.fgraph, op.fgraph.inputs[position])

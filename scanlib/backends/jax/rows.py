@@ -3,10 +3,9 @@
 A rule takes a node, PyTensor's function for it, and what it is given while JAX traces.
 
 * **Sizes** that are known when JAX compiles are constants, for which PyTensor has functions.
-* **Row by row**: elementwise Ops, other orders of axes, reductions, running sums, softmax, joined
-  columns and products with matrices are computed for the whole buffer of a `Bounded` array. What
-  does not count is filled with what changes no result where time is reduced, or summed over. The
-  axes of the results that grow with the buffer are those of unknown length. Where arrays of
+* **Row by row**: elementwise Ops, other orders of axes, reductions, products with matrices and
+  sums of products are computed for the whole buffer of a `Bounded` array. What does not count is
+  filled with what changes no result where time is reduced, or summed over. Where arrays of
   different lengths meet, the result is NaN.
 * **Slices and rows** are read and written. An index by slices and integers treats every axis by
   itself: the axis of unknown length is moved to the front, read there, and moved back.
@@ -29,10 +28,9 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Eye, Join, Split
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.extra_ops import CumOp, Repeat
-from pytensor.tensor.math import Argmax, Dot
+from pytensor.tensor.extra_ops import Repeat
+from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, Shape_i, SpecifyShape
-from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib._compat import INDEX_READS, INDEX_WRITES, join_of
@@ -43,7 +41,6 @@ from scanlib.backends.jax.bounded import (
     Bounded,
     Length,
     UnknownLengthError,
-    has_unknown_rows,
     known_number,
     number_of,
     place_of,
@@ -153,57 +150,60 @@ def _same(node: Apply, plain: Plain, inputs: Inputs) -> Any:
 def _by_rows(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     bounded = [value for value in inputs if isinstance(value, Bounded)]
     first, op = bounded[0], node.op
-    if isinstance(op, DimShuffle) and first.time not in op.new_order:  # its length is one
-        return plain(first.cut(1))
+    if isinstance(op, CAReduce):
+        filler = _filler(op, first)
+        reduced = range(first.ndim) if op.axis is None else op.axis
+        found = plain(first.filled(filler))
+        if first.time in reduced:
+            return found
+        return first.like(found, first.time - sum(axis < first.time for axis in reduced))
+    if isinstance(op, DimShuffle):
+        if first.time not in op.new_order:  # its length is one
+            return plain(first.cut(1))
+        return first.like(plain(first.rows), op.new_order.index(first.time))
+    # Operands must have equal lengths, so one whose length is known tells that of the others.
     lengths, capacity = [v.length for v in bounded], min(v.capacity for v in bounded)
-    known = None
-    if isinstance(op, Elemwise | Join):
-        # Operands must have equal lengths, so one whose length is known tells that of the others.
-        plain_ones = (v for v in inputs if not isinstance(v, Bounded) and np.ndim(v) == first.ndim)
-        sizes = (np.shape(v)[first.time] for v in plain_ones)
-        known = next((n for n in sizes if n != 1), None)
-        if len({v.time for v in bounded}) > 1 or (known or 0) > capacity:
-            refuse(inputs)
-        capacity = capacity if known is None else known
-    elif isinstance(op, Dot):
-        inner = [(inputs[0], np.ndim(inputs[0]) - 1), (inputs[1], 0)]
-        summed = [isinstance(v, Bounded) and v.time == axis for v, axis in inner]
-        if sum(summed) == 1:  # over arrays of which one has a known length
-            refuse(inputs)
-
-    def run(buffers: Any) -> list[Any]:
-        rows = iter(buffers)
-        found = plain(*(next(rows) if isinstance(v, Bounded) else v for v in inputs))
-        return [found] if len(node.outputs) == 1 else list(found)
-
-    def longer() -> list[Any]:
-        """Return the shapes of the results of buffers with one place more."""
-        shapes = [[*v.rows.shape] for v in bounded]
-        for shape, value in zip(shapes, bounded, strict=True):
-            shape[value.time] = capacity + 1
-        pairs = zip(shapes, bounded, strict=True)
-        return jax.eval_shape(run, [jax.ShapeDtypeStruct(n, v.dtype) for n, v in pairs])
-
-    fillers = [_filler(op, v) for v in bounded]
-    pairs = zip(bounded, fillers, strict=True)
-    filled = [v if fill is None else v.like(v.filled(fill)) for v, fill in pairs]
-    found = run([v.cut(capacity) for v in filled])
-    found = _where_equal([*lengths, *([] if known is None else [known])], found)
+    plain_ones = (v for v in inputs if not isinstance(v, Bounded) and np.ndim(v) == first.ndim)
+    sizes = (np.shape(v)[first.time] for v in plain_ones)
+    known = next((n for n in sizes if n != 1), None)
+    if len({v.time for v in bounded}) > 1 or (known or 0) > capacity:
+        refuse(inputs)
+    if known is not None:
+        lengths, capacity = [*lengths, known], known
+    results = plain(*(v.cut(capacity) if isinstance(v, Bounded) else v for v in inputs))
+    found = _where_equal(lengths, [results] if len(node.outputs) == 1 else list(results))
     if known is None:
-        for k, (one, more) in enumerate(zip(found, longer(), strict=True)):
-            grown = [a for a in range(one.ndim) if one.shape[a] != more.shape[a]]
-            if grown:
-                if len(grown) > 1 or more.shape[grown[0]] != one.shape[grown[0]] + 1:
-                    refuse(inputs)
-                found[k] = first.like(found[k], grown[0])
+        found = [first.like(result) for result in found]
     return found[0] if len(found) == 1 else found
 
 
+def _product(node: Apply, plain: Plain, inputs: Inputs) -> Any:
+    """Return a product of two arrays, which sums over the time of both or of none.
+
+    PyTensor makes such products of sums of squares.
+    """
+    inner = [np.ndim(inputs[0]) - 1, 0]
+    bounded = [(v, v.time == k) for v, k in zip(inputs, inner, strict=True) if _is_bounded(v)]
+    first, sums = bounded[0]
+    if len(bounded) != 1 + sums or not all(own == sums for _, own in bounded):
+        refuse(inputs)
+    capacity = min(v.capacity for v, _ in bounded)
+    filled = [v.like(v.filled()).cut(capacity) if _is_bounded(v) else v for v in inputs]
+    found = plain(*filled)
+    if sums:
+        return _where_equal([v.length for v, _ in bounded], [found])[0]
+    return first.like(found, 0 if first is inputs[0] else found.ndim - 1)
+
+
+def _is_bounded(value: Any) -> bool:
+    return isinstance(value, Bounded)
+
+
 def _join(node: Apply, plain: Plain, inputs: Inputs) -> Any:
-    """Return arrays behind one another in time, or side by side."""
+    """Return arrays behind one another in time, as gradients of slices are."""
     time, (axis, parts) = next(v.time for v in inputs if isinstance(v, Bounded)), join_of(node)
     if axis != time:
-        return _by_rows(node, plain, inputs)
+        refuse(inputs)
     dtype = jax.dtypes.canonicalize_dtype(node.outputs[0].type.dtype)
     given = inputs[len(inputs) - len(parts) :]
     buffers = [jnp.asarray(p.rows if isinstance(p, Bounded) else p, dtype) for p in given]
@@ -229,19 +229,10 @@ def _where_equal(lengths: list[Any], results: list[Any]) -> list[Any]:
     ]
 
 
-def _filler(op: Any, value: Bounded) -> Any:
-    """Return what changes no result of an Op in the place of what does not count; None if what is
-    there does not, since it stands behind what counts."""
-    if isinstance(op, Dot):
-        return 0
-    if not isinstance(op, CAReduce | Argmax | Softmax | LogSoftmax):
-        return None
-    kind = np.dtype(value.dtype).kind
-    # Of equal items the first is the greatest, so that what counts wins.
-    name = type(op.scalar_op).__name__ if isinstance(op, CAReduce) else "Maximum"
-    if name.endswith(("Maximum", "Minimum")):
-        if kind == "c":
-            value.__jax_array__()  # raises the error that says where the unknown length is from
+def _filler(op: CAReduce, value: Bounded) -> Any:
+    """Return what changes no result of a reduction in the place of what does not count."""
+    kind, name = np.dtype(value.dtype).kind, type(op.scalar_op).__name__
+    if name.endswith(("Maximum", "Minimum")) and kind != "c":
         ends = np.iinfo(value.dtype) if kind in "iu" else None
         least = False if kind == "b" else -np.inf if ends is None else ends.min
         most = True if kind == "b" else np.inf if ends is None else ends.max
@@ -351,39 +342,33 @@ def _updated(node: Apply, target: Any, rows: Any, where: slice) -> Any:
 def _items(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     """Read or write items at arrays of places, or those that a mask selects.
 
-    How many a mask selects is not known: what is read are the rows that it does, as `Bounded`.
+    How many a mask selects is not known: what is read are the rows that it does, as `Bounded`, and
+    what is written must be the same for all.
     """
+    refuse(inputs)
     target, *parts = map(number_of, inputs)
     values: Any = parts.pop(0) if isinstance(node.op, INDEX_WRITES) else None
     indices = indices_from_subtensor(parts, node.op.idx_list)
-    refuse((target, *indices))
     mask = next((i for i in indices if isinstance(i, jax.core.Tracer) and i.dtype == bool), None)
     if mask is None:
-        refuse((values,))
         return plain(*inputs)
-    if len(indices) > 1:
+    target, row_ndim = jnp.asarray(target), np.ndim(target) - mask.ndim
+    many = values is not None and np.ndim(values) > row_ndim and len(values) != 1
+    if many or len(indices) > 1:
         raise UnknownLengthError(
             f"JAX does not know when it compiles how many items a mask selects. {MASKED}"
         )
-    target, flags = jnp.asarray(target), mask.reshape(-1)
     if mask.shape != target.shape[: mask.ndim]:
         shape = target.shape
         raise IndexError(f"a mask of shape {mask.shape} is no index of an array of {shape}")
     if values is None:
         rows = target.reshape((-1, *target.shape[mask.ndim :]))
-        (places,) = jnp.nonzero(flags, size=len(rows), fill_value=0)
+        (places,) = jnp.nonzero(mask.reshape(-1), size=len(rows), fill_value=0)
         return Bounded(rows[places], mask.sum(), CHOSEN)
-    written = jnp.asarray(rows_of(values))
-    if not written.size:
-        return target
-    if written.ndim > target.ndim - mask.ndim and (len(written) != 1 or has_unknown_rows(values)):
-        written = written[jnp.clip(jnp.cumsum(flags) - 1, 0, len(written) - 1)]
-        written = written.reshape((*mask.shape, *written.shape[1:]))
-    new = written if node.op.set_instead_of_inc else target + written
+    new = values if node.op.set_instead_of_inc else target + values
     return jnp.where(jnp.expand_dims(mask, range(mask.ndim, target.ndim)), new, target)
 
 
-BY_ROWS = (Argmax, CAReduce, CumOp, DimShuffle, Dot, Elemwise, LogSoftmax, Softmax)
 _RULES: dict[type, Plain] = {
     **dict.fromkeys((Eye, Repeat, Reshape, Split), _sized),
     **dict.fromkeys((Alloc, AllocEmpty), _alloc),
@@ -392,7 +377,8 @@ _RULES: dict[type, Plain] = {
     Shape_i: _shape_i,
     CheckAndRaise: _check,
     **dict.fromkeys((DeepCopyOp, TypeCastingOp), _same),
-    **dict.fromkeys(BY_ROWS, _by_rows),
+    **dict.fromkeys((CAReduce, DimShuffle, Elemwise), _by_rows),
+    Dot: _product,
     Join: _join,
     Subtensor: _subtensor,
     IncSubtensor: _inc_subtensor,

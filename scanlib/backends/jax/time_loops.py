@@ -581,8 +581,6 @@ def _linear_summary(op: LinearScan, parts: Parts, pieces: Pieces) -> Summary:
         return _run_linear(walk, Parts(None, matrix, None, first, parts.mask))[0]
 
     found = [composed(matrix, "left" if op.side != "right" else "right")]
-    if op.side == "both":
-        found.append(composed(jnp.asarray(parts.right), "right"))
     if op.semiring == "real" and op.has_offset:
         empty = parts._replace(initial=jnp.zeros_like(parts.initial))
         found.append(_run_linear(op.with_options(untraced=True), empty)[0])
@@ -601,22 +599,17 @@ def _power(semiring: str, matrix: Any, count: int) -> Any:
 
 def _apply_linear(op: LinearScan, summary: Sequence[Any], h: Any) -> Any:
     """Return the state after a summary."""
-    right = summary[1] if op.side == "both" else None
     offset = summary[-1] if op.semiring == "real" and op.has_offset else None
-    step = Parts(None, summary[0], offset, None, right=right)
+    step = Parts(None, summary[0], offset, None)
     return next_state(op, step, h, lambda matrix, h, _: product(op.semiring, matrix, h))
 
 
 def _compose_linear(op: LinearScan, later: Summary, earlier: Summary) -> Summary:
-    pairs = zip(later, earlier, strict=True)
-    matrices = [
-        product(op.semiring, b, a) if op.side == "right" or k else product(op.semiring, a, b)
-        for k, (a, b) in enumerate(pairs)
-        if k < 1 + (op.side == "both")
-    ]
+    pair = (earlier[0], later[0]) if op.side == "right" else (later[0], earlier[0])
+    matrix = product(op.semiring, *pair)
     if op.semiring != "real" or not op.has_offset:
-        return matrices
-    return [*matrices, _apply_linear(op, later, earlier[-1])]
+        return [matrix]
+    return [matrix, _apply_linear(op, later, earlier[-1])]
 
 
 def _prefix(op: LinearScan, summary: Summary, pieces: Pieces) -> tuple[Summary, int]:

@@ -39,12 +39,11 @@ from scanlib.backends.numba.general_loop import LoopWriter
 from scanlib.backends.numba.graph_function import LOOPS, graph_inside
 from scanlib.backends.numba.programs import call_program
 from scanlib.kernels.program import CarryShapeError
-from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.execution import NotCompilableError, register_compiler
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.linker_features import CompilesStepProducts
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.linear_scan import LinearScan, register_linear_compiler
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.generator_words import GeneratorFromWords, GeneratorWords
@@ -135,9 +134,13 @@ def loop_of(op: Scan | ElemwiseScan) -> Scan:
 
 
 @register_compiler
-def compile_for_perform(op: Scan | ElemwiseScan, node: Apply) -> Callable[..., Sequence[Any]]:
+def compile_for_perform(
+    op: Scan | ElemwiseScan | LinearScan, node: Apply
+) -> Callable[..., Sequence[Any]]:
     """Return a function from values to values that runs the loop compiled."""
     try:
+        if isinstance(op, LinearScan):
+            return runner(linear_program(op, node))
         for variable in [*node.inputs, *node.outputs]:
             get_numba_type(variable.type)
         program = program_of(op)
@@ -193,13 +196,3 @@ def _copied(value: Any) -> Any:
     if isinstance(value, np.random.Generator):
         return custom_rng_deepcopy(value)
     return value.copy() if isinstance(value, np.ndarray) else deepcopy(value)
-
-
-@register_linear_compiler
-def compile_recurrence(op: LinearScan, node: Apply) -> Callable[..., np.ndarray]:
-    """Return a function from values to the value that runs a matrix recurrence compiled."""
-    try:
-        run = runner(linear_program(op, node))
-    except NoKernelError as error:
-        raise NotCompilableError(str(error)) from error
-    return lambda *inputs: run(*inputs)[0]

@@ -34,7 +34,7 @@ from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS, thaw_g
 from scanlib.backends.handler.clusters import SAME, Cluster, Plan, Products, products_of
 from scanlib.backends.handler.functions import performed
 from scanlib.backends.handler.programs import program_of_node
-from scanlib.backends.handler.thunks import runner
+from scanlib.backends.handler.thunks import program_function
 from scanlib.kernels.program import LoopProgram
 from scanlib.ops.errors import SpecifiedShapeError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -52,20 +52,17 @@ FILE = "<scanlib graph>"
 
 @dataclass
 class Line:
-    """What stands for a node: the names that it gives values, their value (a list of them where
-    `is_list`), and what it reads."""
+    """What stands for a node: the names that it gives values, their value, and what it reads."""
 
     node: Apply
     made: list[str]
     value: str
     read: list[str]
-    is_list: bool = False
 
     def text(self, done: Sequence[str]) -> str:
         """Return the line, which gives up the names that no later one reads."""
         given_up = f"; del {', '.join(done)}" if done else ""
-        made = ", ".join(self.made) + "," * self.is_list
-        return f"{made} = {self.value}{given_up}"
+        return f"{', '.join(self.made)} = {self.value}{given_up}"
 
 
 class GraphWriter:
@@ -239,8 +236,7 @@ class GraphWriter:
         inputs: Sequence[Variable],
         outputs: Sequence[Variable],
     ) -> None:
-        self.line(node, f"{self.known(runner(program))}({{all}})", inputs, outputs)
-        self.lines[-1].is_list = True
+        self.line(node, f"{self.known(program_function(program))}({{all}})", inputs, outputs)
 
     # Nodes
 
@@ -268,10 +264,10 @@ class GraphWriter:
             out = node.outputs[0]
             if out.type.ndim:
                 self.line(node, f"{{}}[{places}]")
-            else:  # one number that is a result does not keep a whole array
-                self.line(
-                    node, f"array({{}}[{places}])" if out in self.kept else f"{{}}[{places}, ...]"
-                )
+            elif out in self.kept:  # one number does not keep a whole array
+                self.line(node, f"array({{}}[{places}])")
+            else:
+                self.line(node, f"{{}}[{places}, ...]")
         elif (inside := graph_inside(op)) is not None:
             self._add_inside(inside, node)
         else:

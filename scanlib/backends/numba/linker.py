@@ -35,11 +35,9 @@ from scanlib.backends.handler.functions import performed
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import (
     compile_for_perform,
-    compile_recurrence,
     holds_loops,
 )
 from scanlib.backends.numba.graph_function import LOOPS, GraphWriter
-from scanlib.ops.lowered.linear_scan import LinearScan
 
 
 @route_graphs(holds_loops)
@@ -134,8 +132,6 @@ def node_function(node: Apply) -> Callable[..., Any]:
     """Return the function of a node that has no kernel."""
     op = node.op
     if isinstance(op, LOOPS):
-        if isinstance(op, LinearScan):
-            return compile_recurrence(op, node)
         run = compile_for_perform(op, node)
         return run if len(node.outputs) > 1 else lambda *inputs: run(*inputs)[0]
     if type(op).__module__.startswith("scanlib."):

@@ -62,8 +62,7 @@ class CudaRunner:
 
     def __init__(self, op: ElemwiseScan | LinearScan) -> None:
         self.op = op
-        has_steps = op.has_n_steps if isinstance(op, LinearScan) else op.signature.has_n_steps
-        self.first = int(has_steps)  # of the arguments that are arrays
+        self.first = int(op.has_n_steps)  # of the arguments that are arrays
         self.works = True
 
     @cached_property

@@ -91,13 +91,19 @@ def write_product(step: Step, a: Place, b: Place, c: Place, more: bool = False) 
 
 
 def write_product_of_fixed(step: Step, a: Place, b: Place, c: Place) -> None:
-    """Write ``c = a b`` of a matrix that all steps have, packed before the first if that pays."""
+    """Write ``c = a b`` of a matrix that all steps have, packed before the first if that pays.
+
+    A product packs a matrix that is not stored by rows again in every step.
+    """
     (m, depth), n = map(step.sizes.same, a.sizes), step.sizes.same(b.sizes[1])
     panel = products.panel_columns(c.dtype) if c.dtype in FLOATS else 0
-    is_in_rows = all(step.sizes.same(place.strides[1]) == place.itemsize for place in (b, c))
+    fixed_in_rows, result_in_rows = (
+        step.sizes.same(place.strides[1]) == place.itemsize for place in (b, c)
+    )
     pays: Size = 0
-    if panel and is_in_rows:
-        rows = combined("quotient", combined("min", m, depth), products.MANY)
+    if panel and result_in_rows:
+        fewest = products.MANY if fixed_in_rows else products.FEW
+        rows = combined("quotient", combined("min", m, depth), fewest)
         columns = combined("quotient", n, panel // products.VECTORS)
         too_large = combined("quotient", product(m, depth, n), products.LARGEST + 1)
         pays = combined("min", 1, product(rows, columns))

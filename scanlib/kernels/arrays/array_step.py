@@ -103,7 +103,7 @@ class Step:
     i : Value or None
         The number of the step, None outside of loops.
     fixed : set of Variable
-        Inputs of a loop that are the same for all steps.
+        Inputs of a loop that are the same for all steps, and views of them.
     node : Apply or None
         The node that is written.
     """

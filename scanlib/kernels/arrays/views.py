@@ -152,6 +152,8 @@ def write_dimshuffle(step: Step, node: Apply) -> None:
     sizes: list[Size] = [1 if axis is None else place.sizes[axis] for axis in order]
     strides: list[Size] = [0 if axis is None else place.strides[axis] for axis in order]
     step.bind_place(out, place.view(sizes, strides))
+    if inp in step.fixed:
+        step.fixed.add(out)
 
 
 @rule(SpecifyShape)

@@ -106,7 +106,7 @@ def multiply(
 def pack(w: Writer, b: Matrix, panels: Value) -> None:
     """Write the panels of `B`, with which `multiply_packed` multiplies again and again.
 
-    Its rows are contiguous; the panels have as many numbers as `B` with columns that fill tiles
+    They have as many numbers as `B` with columns that fill tiles
     (K. Goto and R. van de Geijn, "Anatomy of high-performance matrix multiplication", 2008).
     """
     _Product(w, register_bytes(), b, b, b, w.constant(False, BOOL)).pack(panels)

@@ -105,7 +105,7 @@ def print_kernels(*kernels: ir.Kernel, fused: bool = True) -> str:
 
     Shared functions are declared: they are modules of their own (`shared_functions`).
     """
-    module = _Module(fused)
+    module = _Module(fused, max(kernel.register for kernel in kernels))
     functions = dict.fromkeys(
         f for kernel in kernels for f in ir.functions_of(kernel, shared=False)
     )
@@ -116,10 +116,17 @@ def print_kernels(*kernels: ir.Kernel, fused: bool = True) -> str:
 
 
 class _Module:
-    """The functions of a module, and what they need to be declared."""
+    """The functions of a module, and what they need to be declared.
 
-    def __init__(self, fused: bool) -> None:
+    All of them take vectors of at most `register` bytes into one register, if that is given, as
+    whoever passes a vector to another function must do it in the same way.
+    """
+
+    def __init__(self, fused: bool, register: int | None = None) -> None:
         self.fused = fused
+        width = f'"{8 * (register or 0)}"'
+        kinds = ("prefer", "min-legal") if register else ()
+        self.attributes = " ".join(["nounwind", *(f'"{k}-vector-width"={width}' for k in kinds)])
         self.definitions: list[str] = []
         self.declarations: dict[str, None] = {}
 
@@ -161,7 +168,7 @@ class _Module:
         parameters = ", ".join(f"{type_text(v.type)} %{v.name}" for v in function.parameters)
         head = f"{linkage} {result}" if linkage else result
         inlined = "alwaysinline" if is_inlined else "noinline"
-        self.define(f"{head} @{name or function.name}({parameters}) {inlined} nounwind", body)
+        self.define(f"{head} @{name or function.name}({parameters}) {inlined}", body)
         return self
 
     def kernel(self, kernel: ir.Kernel) -> _Module:
@@ -174,9 +181,7 @@ class _Module:
             for v in kernel.parameters
         ]
         head = f"internal i64 @{kernel.name}({', '.join([*parameters, 'ptr %frame'])})"
-        width = 8 * kernel.register
-        widths = f'"prefer-vector-width"="{width}" "min-legal-vector-width"="{width}"'
-        self.define(f"{head} noinline nounwind {widths}", body)
+        self.define(f"{head} noinline", body)
         self.entry(kernel)
         return self
 
@@ -189,9 +194,9 @@ class _Module:
         pairs = zip(kernel.parameters, kernel.slots, strict=True)
         body = _Body(self, kernel.body, {value.name: _read(value, slot) for value, slot in pairs})
         body.line("ret i64 0")
-        effort = "" if any(isinstance(s, ir.For) for s in ir.walk(kernel.body)) else "optnone "
+        effort = "" if any(isinstance(s, ir.For) for s in ir.walk(kernel.body)) else " optnone"
         head = f"i64 @{kernel.name}_entry(ptr %table, ptr %frame)"
-        self.define(f"{head} noinline {effort}nounwind", body)
+        self.define(f"{head} noinline{effort}", body)
         return self
 
     def entry(self, kernel: ir.Kernel) -> None:
@@ -209,7 +214,7 @@ class _Module:
         ]
 
     def define(self, head: str, body: _Body) -> None:
-        self.definitions += [f"define {head} {{", "entry:"]
+        self.definitions += [f"define {head} {self.attributes} {{", "entry:"]
         self.definitions += [f"  {line}" for line in body.slots]
         self.definitions += ["  br label %start", "start:", *body.lines, "}"]
 

@@ -30,7 +30,7 @@ from operator import floordiv, mul, sub
 
 import pytensor.gradient as pg
 import pytensor.tensor as pt
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Variable
 from pytensor.tensor.type import TensorType
 
 from scanlib.lengths.numbers import constant_integer
@@ -39,14 +39,13 @@ from scanlib.ops.derivatives import Variables
 from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history, total_of
 from scanlib.ops.gradient.pullback import finish, is_null, reachable
 from scanlib.ops.gradient.step_pullback import as_dtype, is_connected, is_usable
-from scanlib.ops.graph import is_differentiable, is_tensor, row_type, substitute
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
+from scanlib.ops.graph import is_differentiable, is_tensor, row_type
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.row_ops.generator_words import GeneratorFromWords, GeneratorWords
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
 from scanlib.ops.scan import Scan
-
-Gradients = dict[Variable, Variable]
+from scanlib.ops.signature import OuterInputs
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,73 @@ def checkpointed_pullback(
     op: Scan, inputs: Variables, outputs: Variables, cotangents: Variables
 ) -> list[Variable]:
     """Return the cotangents of a loop's inputs, computing its steps again from checkpoints."""
-    return _Checkpointed(op, list(inputs), list(cotangents)).cotangents()
+    assert op.checkpoint is not None
+    own = Loop.from_op(op, list(inputs))
+    walked, steps = _walked_back(own)
+    given = op.signature.split_outputs(cotangents)
+    parts = [
+        split_history(as_dtype(history, state.initial), state.depth, reverse=False)
+        if is_usable(history) and is_differentiable(state.initial)
+        else HistoryCotangent()
+        for state, history in zip(own.states, given.histories, strict=True)
+    ]
+    rows = [part.rows for part in parts]
+    rows += [value if is_usable(value) else None for value in given.outputs]
+    if steps.start is not None:
+        rows = [None if value is None else value[steps.start :] for value in rows]
+    ends = [replace(part, rows=None, initial=None) for part in parts]
+    cut = Cut.of(walked, op.checkpoint)
+    found = _pull_back_nest(walked, cut, rows, ends, given.carries)
+    if steps.stop is not None:
+        for i, (sequence, value) in enumerate(zip(own.sequences, found.sequences, strict=True)):
+            if _is_defined(value):
+                zeros = pt.zeros_like(sequence.outer)
+                found.sequences[i] = pt.set_subtensor(zeros[steps], value)
+    for i, (state, part) in enumerate(zip(own.states, parts, strict=True)):
+        value = found.initials[i]
+        if _is_defined(value) and steps.start is not None:
+            # The rows that the walked steps start from are not, or not all, initial ones.
+            shift = pt.minimum(steps.start, state.depth)
+            value = pt.concatenate([pt.zeros_like(value[:shift]), value[: state.depth - shift]])
+        found.initials[i] = total_of([value, part.initial])
+    totals = zip(inputs, op.signature.join_inputs(found), reachable(op, given), strict=True)
+    return [
+        finish(outer, value, None if _is_defined(value) else value, reaches)
+        for outer, value, reaches in totals
+    ]
+
+
+def _is_defined(cotangent: Variable | None) -> bool:
+    return cotangent is not None and not is_null(cotangent)
+
+
+def _walked_back(loop: Loop) -> tuple[Loop, slice]:
+    """Return the loop over the steps that are walked back, and which of all steps these are.
+
+    Steps before them are run once more, for the values that they end with.
+    """
+    n = loop.truncate_gradient
+    if loop.stop is None and n < 0:
+        return loop, slice(None)
+    ran = _steps_that_ran(loop)
+    steps = slice(None if n < 0 else pt.maximum(ran - n, 0), ran)
+    walked = _some_steps(loop, steps)
+    if n >= 0:
+        head = _some_steps(loop, slice(None, steps.start))
+        head.states = [replace(s, taps=dict(s.taps), untraced=True) for s in loop.states]
+        head.outputs = []
+        before = head.apply()
+        starts = [
+            pt.specify_shape(rows, (state.depth, *[None] * (rows.type.ndim - 1)))
+            for state, rows in zip(loop.states, before.histories, strict=True)
+        ]
+        walked.states = [
+            replace(state, initial=start, taps=dict(state.taps), untraced=False)
+            for state, start in zip(loop.states, starts, strict=True)
+        ]
+        carries = zip(loop.carries, before.carries, strict=True)
+        walked.carries = [replace(carry, initial=value) for carry, value in carries]
+    return walked, steps
 
 
 def _steps_that_ran(loop: Loop) -> Variable:
@@ -191,214 +256,111 @@ def _steps_that_ran(loop: Loop) -> Variable:
     return replace(loop, carries=[*loop.carries, counter], checkpoint=None).apply().carries[-1]
 
 
-class _Checkpointed:
-    """One pullback.
+def _some_steps(loop: Loop, steps: slice) -> Loop:
+    first, last = steps.start, steps.stop
+    return replace(
+        loop,
+        stop=None,
+        truncate_gradient=-1,
+        required_steps=0,
+        checkpoint=None,
+        n_steps=None if loop.sequences else (last if first is None else last - first),
+        sequences=[replace(p, outer=p.outer[first:last]) for p in loop.sequences],
+    )
 
-    The nest reads variables of its own in the place of the loop's inputs, which may be one variable
-    several times; `replacements` are what these stand for.
+
+def _pull_back_nest(
+    loop: Loop,
+    cut: Cut,
+    rows: list[Variable | None],
+    ends: list[HistoryCotangent],
+    carries: list[Variable],
+) -> OuterInputs:
+    """Return the cotangents of a loop's inputs, None where there are none, through its nest.
+
+    Parameters
+    ----------
+    loop : Loop
+    cut : Cut
+    rows : list of Variable or None
+        The cotangents of what the steps write, states before outputs.
+    ends : list of HistoryCotangent
+        What is added to the last rows of the states.
+    carries : list of Variable
+        The cotangents of the last carries.
     """
-
-    def __init__(self, op: Scan, inputs: list[Variable], cotangents: list[Variable]) -> None:
-        assert op.checkpoint is not None
-        self.op, self.inputs = op, inputs
-        self.given = op.signature.split_outputs(cotangents)
-        self.replacements: dict[Variable, Variable] = {}
-        steps = inputs[: int(op.signature.has_n_steps)]
-        own = [*steps, *(self.stand_in(variable) for variable in inputs[len(steps) :])]
-        groups = op.signature.split_inputs(own)
-        # What is differentiated behind the sequences, by the position of the input.
-        self.recurrent = len(steps) + len(groups.sequences)
-        self.wrt: list[Variable | None] = [
-            v if is_differentiable(v) or (is_tensor(v) and v in groups.non_sequences) else None
-            for v in own[self.recurrent :]
-        ]
-        self.loop = Loop.from_op(op, own)
-        # Of all steps, those that are walked back.
-        self.steps = slice(None)
-        self.walked = self.walked_loop()
-        self.cut = Cut.of(self.walked, op.checkpoint)
-        self.histories = [self.split(i) for i in range(len(groups.initials))]
-
-    def stand_in(self, value: Variable) -> Variable:
-        if isinstance(value, Constant) and not is_differentiable(value):
-            return value
-        variable = value.type()
-        self.replacements[variable] = value
-        return variable
-
-    def split(self, i: int) -> HistoryCotangent:
-        """Take the cotangent of a history apart; its rows are those of the steps walked."""
-        state, cotangent = self.loop.states[i], self.given.histories[i]
-        if not is_usable(cotangent):
-            return HistoryCotangent()
-        parts = split_history(as_dtype(cotangent, state.initial), state.depth, reverse=False)
-        return replace(parts, rows=None if parts.rows is None else self.walk(parts.rows))
-
-    def walk(self, rows: Variable) -> Variable:
-        return rows if self.steps.start is None else rows[self.steps.start :]
-
-    # The steps
-
-    def walked_loop(self) -> Loop:
-        """Return the loop over the steps that are walked back, of a number known before."""
-        loop, real = self.loop, Loop.from_op(self.op, self.inputs)
-        n = loop.truncate_gradient
-        if loop.stop is None and n < 0:
-            return loop
-        steps = _steps_that_ran(real)
-        self.steps = slice(None if n < 0 else pt.maximum(steps - n, 0), steps)
-        walked = self.some_steps(loop, self.steps)
-        if n < 0:
-            return walked
-        head = self.some_steps(real, slice(None, self.steps.start))
-        head.states = [replace(s, taps=dict(s.taps), untraced=True) for s in head.states]
-        head.outputs = []
-        before = head.apply()
-        walked.states = [
-            self.started(state, rows)
-            for state, rows in zip(loop.states, before.histories, strict=True)
-        ]
-        values = [self.stand_in(value) for value in before.carries]
-        walked.carries = [
-            replace(carry, initial=value) for carry, value in zip(loop.carries, values, strict=True)
-        ]
-        for i, value in enumerate(values, start=len(loop.states)):
-            self.wrt[i] = value if is_differentiable(value) else None
-        return walked
-
-    @staticmethod
-    def some_steps(loop: Loop, steps: slice) -> Loop:
-        first, last = steps.start, steps.stop
-        return replace(
-            loop,
-            stop=None,
-            truncate_gradient=-1,
-            required_steps=0,
-            checkpoint=None,
-            n_steps=None if loop.sequences else (last if first is None else last - first),
-            sequences=[replace(p, outer=p.outer[first:last]) for p in loop.sequences],
-        )
-
-    def started(self, state: State, rows: Variable) -> State:
-        """Return a state that starts from rows that the head ends with.
-
-        Its initial rows that are among them are differentiated, the others are not.
-        """
-        shift = pt.minimum(self.steps.start, state.depth)
-        head = self.stand_in(rows)
-        start = pt.concatenate([state.initial[shift:], head[state.depth - shift :]])
-        start = pt.specify_shape(start, (state.depth, *[None] * (start.type.ndim - 1)))
-        return replace(state, initial=start, taps=dict(state.taps), untraced=False)
-
-    # The two loops
-
-    def cotangents(self) -> list[Variable]:
-        loop, cut, states = self.walked, self.cut, len(self.walked.states)
-        node = outer_loop(loop, cut).apply().node
-        outer = node.op.signature.split_outputs(node.outputs)
-        segments = node.op.signature.split_inputs(node.inputs).sequences
-        ends = [history[-1] for history in outer.histories]
-        rows = [parts.rows for parts in self.histories]
-        rows += [self.walk(g) if is_usable(g) else None for g in self.given.outputs]
-        stacked = [
-            (out, SplitRows()(value, cut.count, cut.length))
-            for out, value in zip(outer.outputs, rows, strict=True)
-            if value is not None
-        ]
-        if not cut.has_tail:
-            finals = self.finals(ends[:states], ends[states:])
-            found = self.pull([*stacked, *finals], segments)
-            return self.collect([found], segments, [])
-        starts = [end.type() for end in ends]
+    nothing, n_states, n_fixed = pg.disconnected_type(), len(loop.states), len(loop.non_sequences)
+    depths = [state.depth for state in loop.states]
+    segments = outer_loop(loop, cut).apply()
+    starts = [history[-1] for history in segments.histories]
+    if cut.has_tail:
         tail = tail_loop(loop, cut, starts).apply()
-        rests = tail.node.op.signature.split_inputs(tail.node.inputs).sequences
-        behind = [h[s.depth :] for h, s in zip(tail.histories, loop.states, strict=True)]
-        last = [h[-s.depth :] for h, s in zip(tail.histories, loop.states, strict=True)]
-        known = [
-            (out, value[cut.steps :])
-            for out, value in zip([*behind, *tail.outputs], rows, strict=True)
-            if value is not None
+        rests = [None if value is None else value[cut.steps :] for value in rows]
+        whole = [replace(end, rows=rest) for end, rest in zip(ends, rests, strict=False)]
+        outputs = [nothing if rest is None else rest for rest in rests[n_states:]]
+        last = _pull_back(tail, [*_joined(whole, tail.histories, depths), *carries, *outputs])
+        owed = [*last.initials, *last.carries]
+    else:
+        last = OuterInputs(None, [], [], [], [])
+        owed = [*_joined(ends, starts, depths), *carries]
+    # Through a start whose cotangent is undefined nothing flows back.
+    back = [
+        pt.set_subtensor(pt.zeros_like(history)[-1], as_dtype(value, history))
+        if is_usable(value) and is_differentiable(history)
+        else nothing
+        for history, value in zip(segments.histories, owed, strict=True)
+    ]
+    stacked = [nothing if v is None else SplitRows()(v, cut.count, cut.length) for v in rows]
+    first = _pull_back(segments, [*back, *stacked])
+    before = [
+        total_of([value[0] if is_usable(value) else value, owes if is_null(owes) else None])
+        for value, owes in zip(first.initials, owed, strict=True)
+    ]
+    return OuterInputs(
+        None,
+        [
+            _sequence_cotangent(part.outer, cut, *pair)
+            for part, *pair in zip_longest(
+                loop.sequences, first.sequences, last.sequences, fillvalue=nothing
+            )
+        ],
+        before[:n_states],
+        [
+            value if is_tensor(carry.value) else None
+            for carry, value in zip(loop.carries, before[n_states:], strict=True)
+        ],
+        [*map(total_of, zip_longest(first.non_sequences[:n_fixed], last.non_sequences))],
+    )
+
+
+def _pull_back(results: Results, cotangents: list[Variable]) -> OuterInputs:
+    """Return the cotangents of the inputs of a loop from those of its results."""
+    node = results.node
+    found = node.op.pullback(node.inputs, node.outputs, cotangents)
+    return node.op.signature.split_inputs(found)
+
+
+def _joined(
+    parts: list[HistoryCotangent], histories: list[Variable], depths: list[int]
+) -> list[Variable]:
+    return [part.joined(*pair) for part, *pair in zip(parts, histories, depths, strict=True)]
+
+
+def _sequence_cotangent(
+    rows: Variable, cut: Cut, segments: Variable, rest: Variable
+) -> Variable | None:
+    """Return the cotangent of a sequence from that of its segments, and of the rows behind."""
+    if not is_differentiable(rows):
+        return None
+    pieces = [MergeRows()(segments) if is_usable(segments) else segments]
+    pieces += [rest] if cut.has_tail else []
+    undefined = [piece for piece in pieces if is_null(piece)]
+    if undefined or not any(map(is_connected, pieces)):
+        return total_of(undefined)
+    places = [slice(None, cut.steps), slice(cut.steps, None)]
+    return pt.concatenate(
+        [
+            piece if is_connected(piece) else pt.zeros_like(rows[place])
+            for piece, place in zip(pieces, places, strict=False)
         ]
-        found = self.pull([*known, *self.finals(last, tail.carries)], [*starts, *rests])
-        read = substitute([*found.values()], dict(zip(starts, ends, strict=True)))
-        found = dict(zip(found, read, strict=True))
-        # Through a start whose cotangent is undefined nothing flows back.
-        owed, undefined = [], {}
-        for start, end, variable in zip(starts, ends, self.wrt, strict=False):
-            if start not in found:
-                continue
-            if not is_null(found[start]):
-                owed.append((end, found[start]))
-            elif variable is not None:
-                undefined[variable] = found[start]
-        before = self.pull([*stacked, *owed], segments)
-        return self.collect([found, before, undefined], segments, rests)
-
-    def finals(
-        self, rows: list[Variable], carries: list[Variable]
-    ) -> list[tuple[Variable, Variable]]:
-        """Return the cotangents of the last rows of the states, and of the last carries."""
-        known = list(zip(carries, self.given.carries, strict=True))
-        for value, parts in zip(rows, self.histories, strict=True):
-            known += [(value[-1], parts.last)] if parts.last is not None else []
-            known += [(value, parts.ends)] if parts.ends is not None else []
-        return [(value, g) for value, g in known if is_usable(g)]
-
-    def pull(self, known: list[tuple[Variable, Variable]], others: list[Variable]) -> Gradients:
-        """Return the cotangents of inputs, and of `others`, from those of what they reach."""
-        known = [(value, g) for value, g in known if is_differentiable(value)]
-        wrt = [v for v in self.wrt if v is not None] + [v for v in others if is_differentiable(v)]
-        if not known:
-            return {}
-        gradients = pg.grad(
-            cost=None,
-            # One of the values may be computed from another one: copies keep them apart.
-            known_grads={pt.tensor_copy(value): as_dtype(g, value) for value, g in known},
-            wrt=wrt,
-            disconnected_inputs="ignore",
-            return_disconnected="disconnected",
-            null_gradients="return",
-        )
-        return {v: g for v, g in zip(wrt, gradients, strict=True) if is_connected(g)}
-
-    # What comes out
-
-    def collect(
-        self, found: list[Gradients], segments: list[Variable], rests: list[Variable]
-    ) -> list[Variable]:
-        """Return the cotangent of each input from what was found for it."""
-        totals = [total_of([each.get(v) for each in found if v is not None]) for v in self.wrt]
-        for i, parts in enumerate(self.histories):
-            totals[i] = total_of([totals[i], parts.initial])
-        rows = [
-            self.sequence(i, found, pair) for i, pair in enumerate(zip_longest(segments, rests))
-        ]
-        totals = [*[None] * (self.recurrent - len(rows)), *rows, *totals]
-        there = [value for value in totals if value is not None]
-        values = dict(zip(there, substitute(there, self.replacements), strict=True))
-        results = []
-        reached = reachable(self.op, self.given)
-        for outer, total, reaches in zip(self.inputs, totals, reached, strict=True):
-            value = None if total is None else values[total]
-            undefined = value if value is not None and is_null(value) else None
-            results.append(finish(outer, value, undefined, reaches))
-        return results
-
-    def sequence(
-        self, i: int, found: list[Gradients], pair: tuple[Variable, Variable | None]
-    ) -> Variable | None:
-        """Return the cotangent of a sequence from those of its segments and of the rest."""
-        parts = [part for part in pair if part is not None]
-        gradients = [total_of([each.get(part) for each in found]) for part in parts]
-        there = [g for g in gradients if g is not None]
-        undefined = [g for g in there if is_null(g)]
-        if not there or undefined:
-            return next(iter(undefined), None)
-        whole, *rest = [
-            pt.zeros_like(part) if g is None else g
-            for part, g in zip(parts, gradients, strict=True)
-        ]
-        rows = pt.concatenate([MergeRows()(whole), *rest])
-        if self.steps.stop is None:
-            return rows
-        return pt.set_subtensor(pt.zeros_like(self.loop.sequences[i].outer)[self.steps], rows)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytensor.gradient as pg
@@ -14,6 +15,7 @@ from pytensor.tensor.random.type import RandomType
 from scanlib.ops.connection import connection_pattern
 from scanlib.ops.derivatives import Variables
 from scanlib.ops.gradient.cotangents import is_zeros
+from scanlib.ops.gradient.forward import ForwardValues
 from scanlib.ops.gradient.step_pullback import (
     as_dtype,
     cotangent_type,
@@ -22,7 +24,7 @@ from scanlib.ops.gradient.step_pullback import (
     with_single_choices,
 )
 from scanlib.ops.graph import conform, is_differentiable, is_numeric, row_type, substitute
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
@@ -35,17 +37,27 @@ def pushforward(
     return _Forward(op, Loop.from_op(op, list(inputs)), list(tangents)).tangents()
 
 
+def pushforward_at(
+    op: Scan, inputs: Sequence[Variable], results: Results, tangents: Sequence[Variable]
+) -> list[Variable]:
+    """Return the tangents of a loop's outputs, reading the values of its states in `results`."""
+    loop = Loop.from_op(op, list(inputs))
+    return _Forward(op, loop, list(tangents), values=ForwardValues(loop, results)).tangents()
+
+
 @dataclass
 class _Forward:
     """The loop over pairs, while it is put together.
 
-    `pairs` holds each body variable with the one that carries its tangent.
+    `pairs` holds each body variable with the one that carries its tangent. With `values`, where
+    the states' values are found, the loop is one over tangents alone.
     """
 
     op: Scan
     loop: Loop
     given: list[Variable]
     pairs: list[tuple[Variable, Variable]] = field(default_factory=list)
+    values: ForwardValues | None = None
 
     def tangents(self) -> list[Variable]:
         live_states, live_carries = _live_tangents(self.op, self.given)
@@ -56,6 +68,8 @@ class _Forward:
         carries = [self.carry(loop.carries[i], given.carries[i]) for i in live_carries]
         stacked = [i for i, out in enumerate(loop.outputs) if is_differentiable(out.value)]
         outputs = self.step(states, carries, stacked)
+        if self.values is not None:
+            self.read_states(self.values)
         n_states, n_carries, n_outputs = len(loop.states), len(loop.carries), len(loop.outputs)
         loop.states += states
         loop.carries += carries
@@ -97,6 +111,16 @@ class _Forward:
         value = carry.value.type()
         self.pairs.append((carry.value, value))
         return Carry(conform(_start(tangent, carry.initial), value.type), value, carry.next)
+
+    def read_states(self, values: ForwardValues) -> None:
+        """Have the steps read the values of states, and not compute them."""
+        loop = self.loop
+        loop.sequences += [
+            SequencePart(values.tap(i, offset), tap)
+            for i, state in enumerate(loop.states)
+            for offset, tap in state.taps.items()
+        ]
+        loop.states = []
 
     def step(self, states: list[State], carries: list[Carry], stacked: list[int]) -> list[Output]:
         """Set the next tangents of states and carries, and return those of the outputs."""

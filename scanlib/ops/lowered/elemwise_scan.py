@@ -28,7 +28,6 @@ from pytensor.graph.traversal import ancestors
 from scanlib._compat import freeze_graph, thaw_graph
 from scanlib.lengths.steps import Steps
 from scanlib.ops.c_linker import PrintedOp
-from scanlib.ops.derivatives import Variables
 from scanlib.ops.execution import PerformsLoop
 from scanlib.ops.frozen_body import FlatGraph, HasFrozenBody
 from scanlib.ops.lowered.channel_plan import ChannelPlan
@@ -119,7 +118,7 @@ class ElemwiseScan(HasFrozenBody, PerformsLoop, PrintedOp):
     Parameters
     ----------
     scan : Scan
-        The loop in canonical form. It answers for shapes, derivatives and batches.
+        The loop in canonical form. It answers for shapes and lengths.
     body : FrozenFunctionGraph
         One step of one channel: a graph of scalars in the order of `scan.signature`.
     layout : Layout
@@ -203,6 +202,11 @@ class ElemwiseScan(HasFrozenBody, PerformsLoop, PrintedOp):
     def signature(self) -> Signature:
         return self.scan.signature
 
+    @property
+    def has_n_steps(self) -> bool:
+        """Whether the number of steps is an input, the first one."""
+        return self.scan.has_n_steps
+
     def outer_input_types(self) -> list[Any]:
         """Return the least specific type of each input, with the dtype that the body reads."""
         types = self.scan.outer_input_types()
@@ -217,7 +221,7 @@ class ElemwiseScan(HasFrozenBody, PerformsLoop, PrintedOp):
         pairs = zip(types[first:], read, strict=True)
         return types[:first] + [typed(type_, value.type.dtype) for type_, value in pairs]
 
-    # The rules: what the canonical loop says, except for how values are computed.
+    # What the canonical loop says. Loops are differentiated and batched before they are lowered.
 
     def steps_of(self, node: Apply) -> Steps:
         """Return what the loop says of lengths."""
@@ -229,18 +233,3 @@ class ElemwiseScan(HasFrozenBody, PerformsLoop, PrintedOp):
 
     def infer_shape(self, *arguments: Any) -> list[Any]:
         return self.scan.infer_shape(*arguments)
-
-    def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return self.scan.connection_pattern(node)
-
-    def pullback(
-        self, inputs: Variables, outputs: Variables, cotangents: Variables
-    ) -> list[Variable]:
-        same = self.scan.make_node(*inputs).outputs
-        return self.scan.pullback(inputs, same, cotangents)
-
-    def pushforward(
-        self, inputs: Variables, outputs: Variables, tangents: Variables
-    ) -> list[Variable]:
-        same = self.scan.make_node(*inputs).outputs
-        return self.scan.pushforward(inputs, same, tangents)

@@ -28,7 +28,8 @@ from pytensor.graph.traversal import graph_inputs, toposort
 
 from scanlib._compat import vectorize_rule
 from scanlib.ops.batching import vectorize_scan
-from scanlib.ops.derivatives import HasDerivatives, pullback_rule
+from scanlib.ops.derivatives import HasDerivatives, pullback_rule, pushforward_rule
+from scanlib.ops.gradient.pushforward import pushforward_at
 from scanlib.ops.gradient.step_pullback import is_usable
 from scanlib.ops.graph import conform, row_type, substitute
 from scanlib.ops.loop import Loop, NonSequence, Output, Results
@@ -203,6 +204,18 @@ def _added(history: Variable, direct: Variable, read: Variable, reverse: bool) -
         return total
     nothing = pt.zeros_like(history[:1])
     return total + pt.concatenate([nothing, read] if reverse else [read, nothing])
+
+
+@pushforward_rule.register(FoundResults)
+def pushforward_found(
+    op: FoundResults,
+    inputs: Sequence[Variable],
+    outputs: Sequence[Variable],
+    tangents: Sequence[Variable],
+) -> list[Variable]:
+    """Return the tangents of the loop's results."""
+    count = len(outputs)
+    return pushforward_at(op.scan, inputs[:-count], op.results(outputs), tangents[:-count])
 
 
 @vectorize_rule.register(FoundResults)

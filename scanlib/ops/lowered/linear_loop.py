@@ -40,7 +40,7 @@ def check_rows(op: LinearScan, parts: Parts, steps: int) -> None:
     """Check that all inputs have the rows for a number of steps; those that are None are not."""
     if steps < 0:
         raise StepCountError(NEGATIVE_STEPS, steps)
-    matrices = [parts.matrix, parts.right] if op.coefficient == "steps" else []
+    matrices = [parts.matrix] if op.coefficient == "steps" else []
     for value in (parts.offset, *matrices):
         if value is not None and len(value) != steps:
             text = OFFSET_ROWS if value is parts.offset else MATRIX_ROWS
@@ -63,8 +63,6 @@ def check_shapes(op: LinearScan, parts: Parts) -> None:
     pairs = list(zip(found, wanted, strict=True))
     if parts.offset is not None:
         pairs += zip(parts.offset.shape[1:], row, strict=True)
-    if parts.right is not None:
-        pairs += zip(parts.right.shape[-2:], (row[-1],) * 2, strict=True)
     if parts.mask is not None:
         pairs += zip(parts.mask.shape, (size, size), strict=True)
     for left, right in pairs:
@@ -110,8 +108,6 @@ def next_state(op: LinearScan, parts: Parts, state: Any, times: Times) -> Any:
         new = times(matrix, state.swapaxes(-1, -2), mask).swapaxes(-1, -2)
     else:
         new = times(matrix, state, mask)
-    if op.side == "both":
-        new = times(new, parts.right, None)
     return new if parts.offset is None else new + parts.offset
 
 
@@ -131,7 +127,7 @@ def walk(op: LinearScan, parts: Parts, times: Times, empty: Callable[[Any], Any]
     check_shapes(op, parts)
     if not len(parts.initial):
         return empty(parts.initial.shape)
-    timed = [name for name in ("matrix", "right") if op.coefficient == "steps"] + ["offset"]
+    timed = ["matrix", "offset"] if op.coefficient == "steps" else ["offset"]
     timed = [name for name in timed if getattr(parts, name) is not None]
     history = empty((steps + 1, *parts.initial.shape[1:]))
     history[steps if op.reverse else 0] = parts.initial[0]

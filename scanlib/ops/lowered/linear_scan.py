@@ -4,7 +4,6 @@ The recurrence, for ``t = 0 … T-1`` (or ``T-1 … 0`` with `reverse`), is
 
     h_t = A_t ⊗ h_{t-1} + b_t        side "left"
     h_t = h_{t-1} ⊗ A_t + b_t        side "right"
-    h_t = A_t h_{t-1} R_t + b_t      side "both", real numbers only
 
 where ``+`` is ordinary addition, element by element, and ``⊗`` is the matrix product of a semiring:
 
@@ -25,8 +24,6 @@ Shapes, with any number of batch dimensions ``*batch``:
   with the transpose of `A`, which is what the adjoint of side "left" needs;
 * `A` is ``(T, *batch, d, d)`` (coefficient "steps") or ``(*batch, d, d)`` ("fixed"), in both
   cases with or without the batch;
-* side "both" is for states ``(d, m)`` without a batch: `A` is as above, and `R`, the input after
-  it, ``(T, m, m)`` or ``(m, m)``. With ``R = Aᵀ`` it is the congruence ``A h Aᵀ`` of covariances;
 * `b` is ``(T, *batch, …)``; `initial` has one row ``(1, *batch, …)``, or, if there are no steps,
   none: then the history has none either;
 * the result is the history of `scanlib.ops.scan.Scan`: ``T + 1`` rows, the initial row first (last
@@ -41,7 +38,7 @@ log and tropical forms: L. Rabiner, "A tutorial on hidden Markov models", 1989.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -52,7 +49,7 @@ from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib.lengths.steps import Rows, Steps
 from scanlib.ops.c_linker import PrintedOp
-from scanlib.ops.execution import NotCompilableError, load_backends
+from scanlib.ops.execution import PerformsLoop, Runner, load_backends
 from scanlib.ops.lowered.linear_loop import run_in_python
 
 SEMIRINGS = ("real", "log", "max", "min")
@@ -66,19 +63,6 @@ class Parts(NamedTuple):
     offset: Any
     initial: Any
     mask: Any = None
-    right: Any = None
-
-
-Runner = Callable[..., np.ndarray]
-_compilers: list[Callable[[LinearScan, Apply], Runner]] = []
-
-
-def register_linear_compiler(
-    compiler: Callable[[LinearScan, Apply], Runner],
-) -> Callable[[LinearScan, Apply], Runner]:
-    """Make `compiler` what `LinearScan.perform` asks for a function from values to the result."""
-    _compilers[:] = [compiler]
-    return compiler
 
 
 @dataclass(frozen=True)
@@ -90,8 +74,8 @@ class LinearOptions:
     semiring : {"real", "log", "max", "min"}
     coefficient : {"steps", "fixed"}
         Whether the matrix has a time axis.
-    side : {"left", "right", "both"}
-        The side of the state on which the matrix stands; for "both", there are two.
+    side : {"left", "right"}
+        The side of the state on which the matrix stands.
     vector : bool
         Whether the state is a vector.
     reverse : bool
@@ -136,21 +120,16 @@ class LinearOptions:
         for option, allowed in (
             ("semiring", SEMIRINGS),
             ("coefficient", ("steps", "fixed")),
-            ("side", ("left", "right", "both")),
+            ("side", ("left", "right")),
         ):
             value = getattr(self, option)
             if value not in allowed:
                 raise ValueError(f"LinearScan: {option} must be one of {allowed}, got {value!r}")
         if self.coefficient == "fixed" and not self.has_offset and not self.has_n_steps:
             raise ValueError("LinearScan: a fixed matrix without offset needs has_n_steps=True")
-        if self.side == "both" and (self.semiring != "real" or self.vector or self.has_mask):
-            raise ValueError(
-                "LinearScan: side 'both' is for real products with states that are matrices, "
-                "without a mask"
-            )
 
 
-class LinearScan(PrintedOp):
+class LinearScan(PerformsLoop, PrintedOp):
     """A matrix recurrence; see the module's text.
 
     Parameters
@@ -213,18 +192,16 @@ class LinearScan(PrintedOp):
         rest = list(inputs)
         n_steps = rest.pop(0) if self.has_n_steps else None
         matrix = rest.pop(0)
-        right = rest.pop(0) if self.side == "both" else None
         offset = rest.pop(0) if self.has_offset else None
         mask = rest.pop() if self.has_mask else None
         (initial,) = rest
-        return Parts(n_steps, matrix, offset, initial, mask, right)
+        return Parts(n_steps, matrix, offset, initial, mask)
 
     def join(self, parts: Parts) -> list[Any]:
         """Return the inputs in order."""
         return [
             *([parts.n_steps] if self.has_n_steps else []),
             parts.matrix,
-            *([parts.right] if self.side == "both" else []),
             *([parts.offset] if self.has_offset else []),
             parts.initial,
             *([parts.mask] if self.has_mask else []),
@@ -242,7 +219,6 @@ class LinearScan(PrintedOp):
 
     def make_node(self, *inputs: Any) -> Apply:
         expected = 2 + self.has_offset + self.has_n_steps + self.has_mask
-        expected += self.side == "both"
         if len(inputs) != expected:
             raise ValueError(f"{self} takes {expected} inputs, got {len(inputs)}")
         given = (None if x is None else pt.as_tensor_variable(x) for x in self.parts(inputs))
@@ -289,7 +265,6 @@ class LinearScan(PrintedOp):
             cast("offset", parts.offset),
             parts.initial,
             mask,
-            cast("matrix at the right", parts.right),
         )
 
     def _check_ranks(self, parts: Parts) -> None:
@@ -301,11 +276,6 @@ class LinearScan(PrintedOp):
         if found not in (0, batch):
             raise TypeError(
                 f"{self}: the matrix has {found} batch dimensions, the initial state has {batch}"
-            )
-        if parts.right is not None and (batch or parts.right.type.ndim != parts.matrix.type.ndim):
-            raise TypeError(
-                f"{self}: with matrices on both sides there is no batch, and both have a time axis "
-                f"or none has; got {parts.matrix.type} and {parts.right.type}"
             )
         if parts.offset is not None and parts.offset.type.ndim != ndim:
             raise TypeError(
@@ -319,7 +289,7 @@ class LinearScan(PrintedOp):
 
     def steps(self, parts: Parts) -> Steps:
         """Return what a recurrence of these parts says of lengths."""
-        timed = [parts.offset, *[parts.matrix, parts.right] * (self.coefficient == "steps")]
+        timed = [parts.offset, *[parts.matrix] * (self.coefficient == "steps")]
         sequences = [part for part in timed if part is not None]
         return Steps(parts.n_steps, sequences, [Rows(1, not self.untraced)], [parts.initial])
 
@@ -328,19 +298,12 @@ class LinearScan(PrintedOp):
     def infer_shape(self, *arguments: Any) -> list[Any]:
         """Return the shape of the history; called with or without an fgraph first."""
         node, shapes = arguments[-2:]
-        initial = self.parts(shapes).initial
+        sizes, n_steps = self.parts(shapes), self.parts(node.inputs).n_steps
+        initial = sizes.initial
         if self.untraced:
             return [(pt.constant(1, dtype="int64"), *initial[1:])]
-        length = self.length(self.parts(node.inputs), self.parts(shapes))
-        return [(length + initial[0], *initial[1:])]
-
-    def length(self, parts: Parts, shapes: Parts | None = None) -> Any:
-        """Return the number of steps as an expression."""
-        if parts.n_steps is not None:
-            return parts.n_steps
-        if parts.offset is not None:
-            return parts.offset.shape[0] if shapes is None else shapes.offset[0]
-        return parts.matrix.shape[0] if shapes is None else shapes.matrix[0]
+        timed = sizes.matrix if sizes.offset is None else sizes.offset
+        return [((timed[0] if n_steps is None else n_steps) + initial[0], *initial[1:])]
 
     # Values
 
@@ -348,23 +311,5 @@ class LinearScan(PrintedOp):
         """Recurrences are compiled with the function they are part of."""
         return False
 
-    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        from pytensor.configdefaults import config
-
-        key = config.scanlib__perform
-        if key not in self._runners:
-            self._runners[key] = self._runner(key, node)
-        output_storage[0][0] = self._runners[key](*inputs)
-
-    def _runner(self, choice: str, node: Apply) -> Runner:
-        def in_python(*inputs: Any) -> np.ndarray:
-            return run_in_python(self, self.parts(inputs))
-
-        if choice == "python" or not _compilers:
-            return in_python
-        try:
-            return _compilers[0](self, node)
-        except NotCompilableError:
-            if choice == "numba":
-                raise
-            return in_python
+    def python_loop(self) -> Runner:
+        return lambda *inputs: [run_in_python(self, self.parts(inputs))]

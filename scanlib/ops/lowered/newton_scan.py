@@ -35,8 +35,9 @@ from pytensor.graph.traversal import toposort
 from scanlib._compat import vectorize_rule
 from scanlib.lengths.steps import Steps
 from scanlib.ops.batching import vectorize_scan
-from scanlib.ops.derivatives import HasDerivatives, pullback_rule
+from scanlib.ops.derivatives import HasDerivatives, pullback_rule, pushforward_rule
 from scanlib.ops.gradient.pullback import pull_back
+from scanlib.ops.gradient.pushforward import pushforward_at
 from scanlib.ops.graph import substitute
 from scanlib.ops.loop import Results
 from scanlib.ops.scan import Scan
@@ -199,6 +200,18 @@ def pullback_newton(
 ) -> list[Variable]:
     """Return the cotangents of the loop's inputs, at the trajectory that was found."""
     return pull_back(op.scan, inputs, op.results(outputs), cotangents[:-2])
+
+
+@pushforward_rule.register(NewtonScan)
+def pushforward_newton(
+    op: NewtonScan,
+    inputs: Sequence[Variable],
+    outputs: Sequence[Variable],
+    tangents: Sequence[Variable],
+) -> list[Variable]:
+    """Return the tangents of the loop's results, at the trajectory that was found."""
+    moved = pushforward_at(op.scan, inputs, op.results(outputs), tangents)
+    return [*moved, *(pt.zeros_like(out, dtype="float64") for out in outputs[-2:])]
 
 
 @vectorize_rule.register(NewtonScan)

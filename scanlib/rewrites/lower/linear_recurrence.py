@@ -679,7 +679,7 @@ def check_maps(loop: Loop, parts: Roles) -> None:
     known = OverTime(pt.constant(0), fixed, {**varying, value: value, part.next: part.next})
     needed = [recurrence.matrix, *(added for _, added in parts.sums)]
     needed += [output.value for output in loop.outputs]
-    optional = (recurrence.across, recurrence.offset, parts.shift, parts.mask)
+    optional = (recurrence.offset, parts.shift, parts.mask)
     needed += [v for v in optional if v is not None]
     try:
         known.check(needed)

@@ -168,8 +168,7 @@ class LinearLowering:
             first, later, earlier = slice(None, 1), slice(1, None), slice(None, -1)
         op = op.with_options(has_offset=True, has_n_steps=False)
         if op.coefficient == "steps":
-            right = None if parts.right is None else parts.right[earlier]
-            parts = parts._replace(matrix=parts.matrix[earlier], right=right)
+            parts = parts._replace(matrix=parts.matrix[earlier])
         offset = shift[later] if parts.offset is None else shift[later] + parts.offset[earlier]
         initial = self.part.initial[None] + shift[first]
         return op(*op.join(parts._replace(offset=offset, initial=initial)))
@@ -190,8 +189,6 @@ class LinearLowering:
     def operation(self, traced: bool) -> tuple[LinearScan, Parts]:
         """Choose the Op for a recurrence, and lay out what it reads."""
         recurrence, ndim = self.parts.recurrence, value_of(self.part).type.ndim
-        if recurrence.across is not None:
-            return self.from_both_sides(traced)
         matrix, has_time = self.over_time.value(recurrence.matrix)
         lead = int(has_time)
         others = [matrix.type.shape[lead + k] == 1 for k in range(ndim - 1)]
@@ -225,19 +222,6 @@ class LinearLowering:
             side, matrix = _untransposed(side, matrix)
         parts = Parts(None, matrix, self.offset(), None, self.mask(side))
         return self.make_op(parts, has_time, side, vector, traced), parts
-
-    def from_both_sides(self, traced: bool) -> tuple[LinearScan, Parts]:
-        """Lay out the matrices on both sides of a state."""
-        recurrence = self.parts.recurrence
-        found = [self.over_time.value(v) for v in (recurrence.matrix, recurrence.across)]
-        has_time = any(varies for _, varies in found)
-        sides = []
-        for value, varies in found:
-            if has_time and not varies:
-                value = pt.broadcast_to(value, (self.loop.length(), *tuple(value.shape)))
-            sides.append(value)
-        parts = Parts(None, sides[0], self.offset(), None, None, sides[1].mT)
-        return self.make_op(parts, has_time, "both", False, traced), parts
 
     def make_op(
         self, parts: Parts, has_time: bool, side: str, vector: bool, traced: bool

@@ -140,7 +140,6 @@ def test_kernels_that_look_back_wait_for_what_is_published():
 
 
 REAL, FIXED = LinearScan.of("real", "steps"), LinearScan.of("real", "fixed", "right", reverse=True)
-BOTH = LinearScan.of("real", "steps", "both", vector=False)
 LINEAR = [  # every template and semiring, at the largest sizes of each
     (REAL, "float32", 2), (REAL, "float64", 8), (REAL, "complex128", 5), (REAL, "float16", 33),
     (REAL, "float64", 64), (REAL, "complex128", 32), (FIXED, "float16", 4),
@@ -151,7 +150,6 @@ LINEAR = [  # every template and semiring, at the largest sizes of each
     (LinearScan.of("max", "steps", has_offset=False), "float64", 7),
     (LinearScan.of("max", "fixed"), "float16", 12), (LinearScan.of("min", "fixed"), "float32", 5),
     (LinearScan.of("min", "steps", untraced=True), "float64", 17),
-    (BOTH, "float32", 64), (BOTH, "complex128", 32), (BOTH, "float16", 8),
 ]  # fmt: skip
 
 
@@ -162,8 +160,8 @@ def test_every_instance_of_matrix_recurrences_compiles(architecture):
     if found is None:
         pytest.skip("no NVRTC on this machine")
     for op, dtype, size in LINEAR:
-        ranks = 3 if op.coefficient == "steps" else 2, 3 if op.side == "both" else 2
-        kernels = LinearKernels(op, dtype, ranks, size, size if op.side == "both" else 1)
+        ranks = 3 if op.coefficient == "steps" else 2, 2
+        kernels = LinearKernels(op, dtype, ranks, size)
         assert compile_kernels(kernels.source, architecture)[:4] == b"\x7fELF", (op, dtype, size)
 
 

@@ -142,24 +142,6 @@ def test_missing_items_make_no_nan(size, side, coefficient, cuda_on_host):
             np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("reverse, untraced", [(False, False), (True, False), (False, True)])
-@pytest.mark.parametrize("coefficient", ["fixed", "steps"])
-@pytest.mark.parametrize("dtype", ["float64", "complex64"])
-def test_matrices_at_both_sides(reverse, untraced, coefficient, dtype, cuda_on_host):
-    op = LinearScan.of("real", coefficient, "both", False, reverse, untraced=untraced)
-    rng = np.random.default_rng(0)
-    for steps, rows, columns in ((0, 2, 2), (1, 1, 3), (20, 3, 3), (9, 17, 20)):
-        time = (steps,) if coefficient == "steps" else ()
-        shapes = [(*time, rows, rows), (*time, columns, columns), (steps, rows, columns),
-                  (1, rows, columns)]  # fmt: skip
-        inputs = [rng.normal(size=shape) / np.sqrt(shape[-1]) for shape in shapes]
-        if dtype == "complex64":
-            inputs = [(x + 1j * rng.normal(size=x.shape) / 9).astype(dtype) for x in inputs]
-        expected = run_in_python(op, op.parts(inputs))
-        close = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype] * np.abs(expected).max()}
-        np.testing.assert_allclose(run(op, inputs), expected, **close)
-
-
 @pytest.mark.parametrize("size", [11, 33])
 def test_order_of_threads_does_not_matter(size, monkeypatch):
     monkeypatch.setattr(linear, "choose_linear", cut(4))
@@ -191,18 +173,9 @@ class TestSupport:
         [("float16", 64), ("float32", 64), ("float64", 64), ("complex64", 64), ("complex128", 32)],
     )
     def test_largest_matrices(self, dtype, size):
-        op = LinearScan.of("real", "fixed")
-        check_linear(op, dtype, size)
+        check_linear(dtype, size)
         with pytest.raises(NoCCodeError, match=f"more than {size} rows has no CUDA kernel"):
-            check_linear(op, dtype, size + 1)
-
-    def test_state_between_two_matrices(self):
-        op = LinearScan.of("real", "fixed", "both", False)
-        check_linear(op, "float64", 50, 50)
-        with pytest.raises(NoCCodeError, match="a state of 60 x 60 items has no CUDA kernel"):
-            check_linear(op, "float64", 60, 60)
-        with pytest.raises(NoCCodeError, match="more than 64 rows"):
-            check_linear(op, "float64", 3, 65)
+            check_linear(dtype, size + 1)
 
 
 class TestSchedule:

@@ -10,6 +10,7 @@ from pytensor.graph.replace import vectorize_graph
 import scanlib
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.scan import Scan
 from tests.checks import assert_same, in_python
 from tests.derivatives import central_gradient
 from tests.jax_loops import compiled, run_python
@@ -190,7 +191,7 @@ def check_single_precision():
         found = [np.asarray(value) for value in function(*values, steps)]
         assert_same(found, expected(*values, steps), 1e-4, 1e-5)
     nodes = function.maker.fgraph.toposort()
-    loops = [n for n in nodes if isinstance(n.op, ElemwiseScan | LinearScan)]
+    loops = [n for n in nodes if isinstance(n.op, ElemwiseScan | LinearScan | Scan)]
     kernels = [is_compiled(node.op, node) for node in loops]
     assert not pytensor.config.cxx or (len(kernels) >= 3 and all(kernels))
 

@@ -30,18 +30,12 @@ def check(inputs, outputs, *arguments):
 # Functions of a row, which of its items are there, and a matrix of as many rows.
 STEPS = {
     "set to a number": lambda x, m, A: pt.set_subtensor(x[~m], 0.0),
-    "set to items": lambda x, m, A: pt.set_subtensor(A[:, 0][m], x[m] ** 2 + A[:, 1][m]),
-    "set integers": lambda x, m, A: pt.set_subtensor(pt.arange(3)[m], 7 * pt.arange(3)[m]),
-    "added to items": lambda x, m, A: pt.inc_subtensor(A[:, 1][m], 2 * x[m]),
-    "added to rows": lambda x, m, A: pt.inc_subtensor(A[m], A[0]),
-    "rows set": lambda x, m, A: pt.set_subtensor(A[m], pt.sin(A[m]) * x[m][:, None]),
-    "rows set to those of others": lambda x, m, A: pt.set_subtensor(A[m], A[::-1][m]),
     "sums": lambda x, m, A: x[m].sum() + (A[m] * x[m][:, None]).sum(axis=0) + (A[m] ** 2).sum(),
     "mean": lambda x, m, A: pt.switch(m.any(), x[m].sum() / pt.maximum(m.sum(), 1), -1.0),
     "rows set to a number": lambda x, m, A: pt.set_subtensor(A[~m], 0.0).T @ pt.ones(3),
-    "largest": lambda x, m, A: A[A > 0.3].max(),
     "products": lambda x, m, A: A[m].T @ A[m],
-    "two axes set": lambda x, m, A: pt.set_subtensor(A[A > 0.7], pt.sqrt(A[A > 0.7])),
+    "added to rows": lambda x, m, A: pt.inc_subtensor(A[m], A[0]),
+    "largest": lambda x, m, A: A[A > 0.3].max(),
 }
 
 
@@ -53,8 +47,11 @@ def outputs_of(names):
     return [x, A], loops
 
 
-# Masks that are not the whole index.
+# What is written to the items of a mask, and masks that are not the whole index.
 REFUSED = {
+    "items set": lambda x, m, A: pt.set_subtensor(A[:, 0][m], x[m] ** 2),
+    "rows set": lambda x, m, A: pt.set_subtensor(A[m], A[::-1][m]),
+    "gradient": lambda x, m, A: pytensor.grad((A[m] ** 2).sum(), A),
     "columns": lambda x, m, A: pt.set_subtensor(A.T[:, m], x[m]),
     "mask and place": lambda x, m, A: pt.set_subtensor(A[m, 0], x[m]),
 }
@@ -68,29 +65,21 @@ class TestMasks:
         with pytest.raises(UnknownLengthError, match=r"pt.where\(mask, x, 0\)"):
             compiled([x, A], loop)(X, H)
 
-    @pytest.mark.parametrize("part", range(4))
+    @pytest.mark.parametrize("part", range(2))
     def test_values(self, part):
-        inputs, loops = outputs_of(list(STEPS)[part::4])
+        inputs, loops = outputs_of(list(STEPS)[part::2])
         check(inputs, loops, (X, H))
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("part", range(4))
-    def test_gradients(self, part):
-        (x, A), loops = outputs_of([name for name in STEPS if "integers" not in name][part::4])
-        cost = sum((pt.switch(pt.isnan(loop), 0.0, loop) ** 2).sum() for loop in loops)
-        cost += x[0, 0] * A[0, 0]
-        check([x, A], pytensor.grad(cost, [x, A]), (X, H))
 
     def test_no_rows_and_outside_of_loops(self):
         x = pt.dmatrix("x")
         h = scan(lambda x, h: h + pt.set_subtensor(x[pt.isnan(x)], 0.0), x, pt.zeros(3))
-        check([x], [h, h[h > 1], pt.set_subtensor(h[h > 1], -h[h > 1])], (X,), (X[:0],))
+        check([x], [h, h[h > 1]], (X,), (X[:0],))
 
     def test_masks_of_another_size(self):
         x, m = pt.dmatrix("x"), pt.bmatrix("m")
         for step in (
             lambda x, m: pt.set_subtensor(x[m > 0], 1.0),
-            lambda x, m: pt.set_subtensor(x[m > 0], x[m > 0] + 1),
+            lambda x, m: x[m > 0].sum(),
         ):
             f = compiled([x, m], scan(step, [x, m]))
             with pytest.raises(Exception, match=r"(?i)shape|broadcast"):

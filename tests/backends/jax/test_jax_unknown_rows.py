@@ -35,43 +35,35 @@ def counts_in(y):
 
 
 ROWS = {
-    "argmax": lambda y, w: y.argmax(),
-    "argmin of rows": lambda y, w: (-((y - 3) ** 2)).argmin(axis=0),
-    "argmax of columns": lambda y, w: y.argmax(axis=1),
+    "joined": lambda y, w: pt.concatenate([y[:1], y, y[::-1]]),
+    "covariance": lambda y, w: (y - y.mean(axis=0)).T @ y,
+    "readout": lambda y, w: (w.T @ y.T).T,
     "product": lambda y, w: y.prod(axis=0),
     "all": lambda y, w: (y > 1.5).all(axis=0),
     "any": lambda y, w: (y < 1.5).any(),
     "deviation": lambda y, w: y.std(axis=0),
-    "running sum": lambda y, w: pt.cumsum(y, axis=0),
-    "running product": lambda y, w: pt.cumprod(y, axis=1),
-    "softmax": lambda y, w: pt.special.softmax(y, axis=0),
-    "log softmax": lambda y, w: pt.special.log_softmax(y, axis=1),
     "norm": lambda y, w: pt.sqrt((y[:, 0] ** 2).sum()) + pt.linalg.norm(y[:, 1]),
-    "joined": lambda y, w: pt.concatenate([y[:1], y, y[::-1]]),
-    "joined columns": lambda y, w: pt.concatenate([y, 2 * y], axis=1),
-    "stacked": lambda y, w: pt.stack([y[:, 0], y[:, 1]], axis=1),
     "transposed": lambda y, w: y.T,
-    "covariance": lambda y, w: (y - y.mean(axis=0)).T @ y,
-    "readout": lambda y, w: (w.T @ y.T).T,
     "positions": lambda y, w: pt.arange(y.shape[0]) * y[:, 0],
     "a row in the middle": lambda y, w: y[y.shape[0] // 2],
     "a column replaced": lambda y, w: pt.set_subtensor(y[:, 1], y[:, 0] + 1),
     "a column set": lambda y, w: pt.set_subtensor(y[:, 1], 0.5),
     "a part of a column": lambda y, w: pt.inc_subtensor(y[1:, 1], y[:-1, 0]),
     "transposed sums": lambda y, w: y.T.sum(axis=1) + y.T[:, -1] + y.T.max(axis=1),
-    "transposed running sums": lambda y, w: pt.cumsum(y.T, axis=1)[:, 1:],
     "an axis dropped": lambda y, w: y.dimshuffle("x", 0, 1).reshape((y.shape[0], 1, 3)).sum(axis=1),
-    "transposed and joined": lambda y, w: pt.concatenate([y.T, 2 * y.T], axis=1),
 }
 # What only the interface of arrays of known length has.
 REFUSED = {
+    "argmax": lambda y, w: y.argmax(),
+    "running sum": lambda y, w: pt.cumsum(y, axis=0),
+    "softmax": lambda y, w: pt.special.softmax(y, axis=0),
+    "joined columns": lambda y, w: pt.concatenate([y, 2 * y], axis=1),
     "every second row": lambda y, w: y[::2],
     "transposed and set": lambda y, w: pt.set_subtensor(y.T[1:, 0], 5.0),
     "gradient of a join": lambda y, w: pytensor.grad(
         (pt.concatenate([y[:1] * w.sum(), y]) ** 2).sum(), w
     ),
     "sorted": lambda y, w: pt.sort(y, axis=0),
-    "order": lambda y, w: pt.argsort(y[:, 0]),
     "rows at places": lambda y, w: y[[0, -1, 1]],
     "table": lambda y, w: w[(y[:, 0] * 0).astype("int64") + 1],
     "counts": lambda y, w: pt.inc_subtensor(pt.zeros(10)[y[:, 0].astype("int64")], 1.0),
@@ -80,28 +72,15 @@ REFUSED = {
     "flat": lambda y, w: y.flatten(),
     "reshaped": lambda y, w: y.reshape((-1, 1, 3)),
     "repeated": lambda y, w: pt.repeat(y, 2, axis=0),
-    "repeated columns": lambda y, w: pt.repeat(y, [2, 0, 1], axis=1),
-    "repeated at most so often": lambda y, w: pt.repeat(y, counts_in(y), axis=0),
-    "chosen": lambda y, w: pt.repeat(pt.arange(1, 1 + y.shape[0]), (y[:, 0] < 1.6).astype("int64")),
     "searched": lambda y, w: pt.searchsorted(pt.sort(y[:, 0]), PLACES),
-    "searched from the right": lambda y, w: pt.searchsorted(pt.sort(y[:, 0]), PLACES, "right"),
-    "searched integers": lambda y, w: pt.searchsorted(pt.sort(y[:, 0].astype("int8")), PLACES),
-    "searched for": lambda y, w: pt.searchsorted(pt.arange(4.0), y),
-    "searched in order": lambda y, w: pt.searchsorted(y[:, 2], w, sorter=pt.argsort(y[:, 2])),
     "median": lambda y, w: pt.median(y),
-    "transposed and cut": lambda y, w: (
-        y.T.reshape((3, -1, 1)) + pt.repeat(y.T, 2, axis=1)[:, ::2, None]
-    ),
-    "more axes": lambda y, w: pt.median(y[:, :, None] * w[None], axis=(0, 2)),
     "one of two": lambda y, w: ifelse(y[-1, 0] > 5, y[1:], 2 * y),
 }
 PLACES = np.array([-1.0, 0, 1.5, 100, np.inf, np.nan])
 COSTS = {
     "readout": lambda y, w: ((y @ w) ** 2).sum(),
     "a column": lambda y, w: (y[:, 0] ** 2).sum() + y[:, 1].max() + w.sum(),
-    "running sum": lambda y, w: (pt.cumsum(y, axis=0) ** 2).sum() + w.sum(),
-    "softmax": lambda y, w: (pt.special.softmax(y[:, 0]) * y[:, 1]).sum() + w.sum(),
-    "transposed": lambda y, w: (pt.cumsum(y.T, axis=1) ** 2).sum() + w.sum(),
+    "transposed": lambda y, w: (pt.tanh(y.T).sum(axis=1) ** 2).sum() + w.sum(),
     "differences": lambda y, w: (pt.diff(y, axis=0) ** 2).sum() + w.sum(),
 }
 
@@ -115,11 +94,11 @@ def check(inputs, outputs, values):
 
 class TestTracesOfUntil:
     @pytest.mark.slow
-    @pytest.mark.parametrize("part", range(6))
+    @pytest.mark.parametrize("part", range(4))
     def test_rows(self, part):
         x, w = pt.dvector("x"), pt.dmatrix("w")
         y = roots(x)
-        check([x, w], [function(y, w) for function in list(ROWS.values())[part::6]], (X, W))
+        check([x, w], [function(y, w) for function in list(ROWS.values())[part::4]], (X, W))
 
     @pytest.mark.parametrize("name", COSTS)
     def test_gradients(self, name):
@@ -130,7 +109,7 @@ class TestTracesOfUntil:
     def test_truth_values(self):
         x = pt.dvector("x")
         y = scan(lambda x: (x > 1, scanlib.until(x > 3)), x)
-        results = [y.all(), y.any(), y.argmax(), (~y).argmax(), y.sum()]
+        results = [y.all(), y.any(), y.sum()]
         for values in ([2.0, 2, 4, 0], [0.0, 5, 0]):
             check([x], results, (np.array(values),))
 
@@ -145,7 +124,7 @@ class TestTracesOfUntil:
     def test_no_rows(self):
         x = pt.dvector("x")
         y = scan(lambda x, h: (0.5 * h + x, scanlib.until(h > 3)), x, pt.constant(0.0))
-        results = [y.sum(), y.prod(), pt.cumsum(y), pt.concatenate([y, 2 * y])]
+        results = [y.sum(), y.prod(), 2 * y]
         check([x], results, (np.zeros(0),))
 
     @pytest.mark.parametrize("name", REFUSED)
@@ -159,7 +138,7 @@ LENGTHS = {
     "slices": lambda x, k: scan(lambda x, h: pt.tanh(h) + x, x[:k], pt.constant(0.0)).sum(),
     "last rows": lambda x, k: scan(lambda x, h: pt.tanh(h) + x, x[: k + 1], pt.constant(0.0))[-1],
     "steps": lambda x, k: scan(lambda x, h: pt.sin(h) + x, x, pt.constant(0.0), n_steps=k).sum(),
-    "places": lambda x, k: scan(lambda x: x**2, x[: k + 1]).argmax(),
+    "greatest": lambda x, k: scan(lambda x: x**2, x[: k + 1]).max(),
     "no loop": lambda x, k: x[k : k + 1].sum(),
 }
 
