@@ -527,7 +527,8 @@ class Function:
     body : Block
     results : tuple of Value
     is_shared : bool
-        Whether all calls of it run the same code, of which no copies are made.
+        Whether all calls of it run the same code, of which no copies are made. It takes and returns
+        no vectors: its machine code is a module of its own.
     """
 
     name: str

@@ -30,7 +30,23 @@ def verify(root: ir.Function | ir.Kernel) -> None:
             and names.setdefault(function.name, function) != function
         ):
             raise KernelError(f"two functions are called {function.name!r}")
+        if isinstance(function, ir.Function) and function.is_shared:
+            _check_shared(function)
         _Scope(function).check()
+
+
+def _check_shared(function: ir.Function) -> None:
+    """Check that no vectors pass between a shared function and its callers.
+
+    They are modules of their own, which may be compiled for registers of different widths, and
+    would then pass a vector in different ways.
+    """
+    for value in (*function.parameters, *function.results):
+        if value.type.lanes > 1:
+            raise KernelError(
+                f"{function.name} is shared and passes {value!r}: shared functions take and return "
+                "plain numbers and pointers; pass a pointer to the vector, or do not share it"
+            )
 
 
 class _Scope:

@@ -327,3 +327,33 @@ def test_names_of_parameters_differ():
     twice = (Value(INT64, "x"), Value(INT64, "x"))
     with pytest.raises(KernelError, match="one name"):
         verify(Kernel("k", twice, Block(), (0, 1)))
+
+
+@pytest.mark.all_forms
+@pytest.mark.parametrize(
+    "types,write,message",
+    [
+        ([POINTER, Type("float32", 8)], lambda w, p, x: (), "x1: float32 x 8"),
+        ([FLOAT64], lambda w, x: (x, w.splat(x, 4)), "v0: float64 x 4"),
+    ],
+)
+def test_vectors_do_not_pass_to_shared_functions(types, write, message):
+    def calls(function):
+        def caller(w, *given):
+            w.call(function, *given)
+            return ()
+
+        return write_function("caller", types, caller)
+
+    verify(calls(write_function("apart", types, write)))
+    with pytest.raises(KernelError) as error:
+        verify(calls(write_function("apart", types, write, is_shared=True)))
+    assert f"apart is shared and passes {message}" in str(error.value)
+
+
+def test_vectors_stay_inside_shared_functions():
+    def negate(w, x, out):
+        w.store(out, 0, -w.load(Type("float64", 4), x))
+        return ()
+
+    verify(write_function("apart", [POINTER, POINTER], negate, is_shared=True))

@@ -8,7 +8,7 @@ import pytest
 from scanlib.backends.handler.functions import function_address
 from scanlib.kernels.language import INT64, POINTER
 from scanlib.kernels.linalg import factorizations
-from scanlib.kernels.linalg.matrices import Matrix
+from scanlib.kernels.linalg.matrices import Matrix, packed
 from scanlib.kernels.linalg.products import multiply, multiply_packed, pack, panel_columns
 from scanlib.kernels.program import Routine
 from scanlib.kernels.scalars import NoKernelError
@@ -198,13 +198,13 @@ def test_products_of_several_dtypes():
 # Factorizations and solves
 
 
-def computed(way, name, inputs, out, static=False, library=None, spare=True, **flags):
+def computed(way, name, inputs, out, *flags, static=False, library=None, spare=True, turned=False):
     """Call a function of `factorizations`; return what it returns besides the result."""
     arguments = Arguments(static)
     made = [arguments.matrix(array) for array in (*inputs, out)]
     if spare:
         rows = inputs[0].shape[0]
-        items = inputs[0].size if spare == "items" else factorizations.spare_items(rows)
+        items = inputs[0].size if spare == "items" else rows * (rows + 1)
         arguments.types["spare"] = POINTER
         arguments.values.append(np.zeros(max(items, 1), out.dtype))
     arguments.types["code"] = POINTER
@@ -214,16 +214,17 @@ def computed(way, name, inputs, out, static=False, library=None, spare=True, **f
         arguments.values.append(routine(library))
 
     def write(w, *parameters):
-        matrices = [matrix(parameters) for matrix in made]
+        a, *others, result = (matrix(parameters) for matrix in made)
+        result = packed(result.pointer, result.dtype, result.rows, result.columns)
         rest = list(parameters[-1 - bool(spare) - bool(library) :])
-        own = dict(flags)
+        addresses = []
         if library:
             address = rest.pop()
-            own["library"] = lambda routine: address
+            addresses = factorizations.routine(a, lambda routine: address)
         code = rest.pop()
-        found = getattr(factorizations, name)(w, *matrices, *rest, **own)
-        if found is not None:
-            w.store(code, 0, found)
+        given = a.turned if turned else a, *others, result, *flags, *rest, *addresses
+        for value in getattr(factorizations, name)(w, *given):
+            w.store(code, 0, value)
 
     assert arguments.run(way, write) == 0
     return int(arguments.values[-1 - bool(library)][0])
@@ -259,8 +260,8 @@ def test_cholesky(dtype, lower):
             if library and way is interpreted:
                 continue
             out = np.empty_like(a)
-            options = {"static": static, "lower": lower, "library": library, "spare": False}
-            computed(way, "cholesky", [given], out, **options)
+            options = {"static": static, "turned": lower, "library": library, "spare": False}
+            computed(way, "cholesky", [given], out, lower, **options)
             close(out, expected if lower else expected.T, dtype)
 
 
@@ -270,7 +271,7 @@ def test_cholesky_of_what_is_not_positive_definite_is_nan():
             whole = np.eye(n)
             whole[-len(a) :, -len(a) :] = a
             out = np.zeros_like(whole)
-            computed(by_llvm, "cholesky", [whole], out, spare=False, library="dpotrf")
+            computed(by_llvm, "cholesky", [whole], out, True, spare=False, library="dpotrf")
             assert np.isnan(out).all()
             b = np.ones((n, 2))
             out = np.zeros_like(b)
@@ -289,7 +290,7 @@ def test_solves(name, dtype):
             b = draw(rng, (n, columns), dtype, layout)
             out = np.empty((n, columns), dtype)
             a = positive(rng, n, dtype)
-            options = {"static": static, "lower": lower, "spare": False}
+            options = {"static": static, "spare": False}
             whole = a.astype("float64")
             if name == "triangular":
                 unit = columns == 3
@@ -300,14 +301,14 @@ def test_solves(name, dtype):
                     whole[~np.eye(n, dtype=bool)] /= 9
                     given = whole.astype(dtype)
                     np.fill_diagonal(given, 0)
-                computed(way, "solve_triangular", [given, b], out, unit=unit, **options)
+                computed(way, "solve_triangular", [given, b], out, lower, unit, **options)
             elif name == "cholesky":
                 factor = np.linalg.cholesky(whole).astype(dtype)
                 given = factor if lower else np.asfortranarray(factor.T)
-                computed(way, "solve_cholesky", [given, b], out, **options)
+                computed(way, "solve_cholesky", [given, b], out, turned=lower, **options)
             elif name == "positive":
                 given = (np.tril if lower else np.triu)(a)
-                computed(way, "solve_positive", [given, b], out, **options | {"spare": True})
+                computed(way, "solve_positive", [given, b], out, static=static, turned=lower)
             else:
                 a = draw(rng, (n, n), dtype, layout)
                 whole = a.astype("float64")
@@ -363,7 +364,8 @@ def test_singular_matrices():
     b = np.ones((3, 2))
     for name in ("solve", "solve_triangular", "solve_cholesky"):
         result = np.zeros((3, 2))
-        computed(by_llvm, name, [zero, b], result, spare=name == "solve")
+        flags = (True, False) if name == "solve_triangular" else ()
+        computed(by_llvm, name, [zero, b], result, *flags, spare=name == "solve")
         assert np.isnan(result).all()
 
 
@@ -373,7 +375,7 @@ def test_determinants(dtype):
     odd = np.eye(3)[[1, 0, 2]], np.zeros((2, 2)), np.full((2, 2), np.nan)
     for a in (*(rng.normal(size=(n, n)) for n in ROWS), *odd):
         a, out = a.astype(dtype), np.zeros(3, dtype)
-        spare = np.zeros(factorizations.spare_items(len(a)) + 1, dtype)
+        spare = np.zeros(len(a) * (len(a) + 1) + 1, dtype)
 
         def write(w, a, spare, n, line, out, dtype=dtype):
             item = np.dtype(dtype).itemsize

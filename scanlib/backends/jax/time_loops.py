@@ -486,10 +486,10 @@ def _apply_affine(summary: Summary, states: list[Any]) -> list[Any]:
 
 def run_linear(node: Apply, inputs: Sequence[Any], cut: Cut, report: list[Spread]) -> list[Any]:
     """Return the history of a matrix recurrence whose matrices or offsets are cut along time."""
-    op, by_steps = node.op, ["matrix", "right"] * (node.op.coefficient == "steps")
+    op, by_steps = node.op, ["matrix"] * (node.op.coefficient == "steps")
     parts = op.parts(list(inputs))
     timed = [name for name in ("offset", *by_steps) if getattr(parts, name) is not None]
-    for name in ("matrix", "right", "mask"):
+    for name in ("matrix", "mask"):
         if name not in timed:
             check_few(node, f"its {name}", getattr(parts, name), cut)
     parts = Parts(*plain(parts))

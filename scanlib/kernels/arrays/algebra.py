@@ -18,7 +18,7 @@ from scanlib.kernels.arrays.places import Place, is_contiguous
 from scanlib.kernels.arrays.sizes import Size, combined, product, total
 from scanlib.kernels.language import FLOATS, Value
 from scanlib.kernels.linalg import factorizations, products
-from scanlib.kernels.linalg.matrices import Matrix
+from scanlib.kernels.linalg.matrices import Matrix, packed
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import load_number
 from scanlib.ops.messages import shape_text
@@ -141,8 +141,14 @@ def _contiguous_target(step: Step, out: Variable, sizes: list[Size]) -> Place:
     return place if is_contiguous(step.sizes, place) else step.fresh(place.dtype, sizes)
 
 
+def _result(step: Step, place: Place) -> Matrix:
+    """Return what `_contiguous_target` gave as linear algebra fills it."""
+    sizes = [size_operand(step, size) for size in place.sizes]
+    return packed(place.pointer, place.dtype, *sizes)
+
+
 def _spare(step: Step, dtype: str, rows: Size) -> Value:
-    """Return memory for `factorizations.spare_items`."""
+    """Return memory in which a square matrix is factorized."""
     return step.fresh(dtype, [rows, total(rows, 1)]).pointer
 
 
@@ -159,7 +165,8 @@ def write_cholesky(step: Step, node: Apply) -> None:
     place = step.place(inp)
     target = _contiguous_target(step, out, list(place.sizes))
     a, lower = _square(step, place), bool(core_op(node).lower)
-    factorizations.cholesky(step.writer, a, matrix(step, target), lower, step.library)
+    a, address = a.turned if lower else a, factorizations.routine(a, step.library)
+    factorizations.cholesky(step.writer, a, _result(step, target), lower, *address)
     step.bind_place(out, target)
 
 
@@ -177,7 +184,7 @@ def write_triangular_factor(step: Step, node: Apply) -> None:
         raise NoKernelError(f"{op} of a matrix that may have more rows than columns has no kernel")
     target = _contiguous_target(step, out, [least, columns])
     spare = step.fresh(place.dtype, [rows, columns]).pointer
-    found = matrix(step, target)
+    found = _result(step, target)
     factorizations.triangular_factor(step.writer, matrix(step, place), found, spare)
     step.bind_place(out, target)
 
@@ -189,7 +196,8 @@ def write_inverse(step: Step, node: Apply) -> None:
     place = step.place(inp)
     target = _contiguous_target(step, out, list(place.sizes))
     spare = _spare(step, place.dtype, place.sizes[0])
-    found = factorizations.inverse(step.writer, _square(step, place), matrix(step, target), spare)
+    a, result = _square(step, place), _result(step, target)
+    (found,) = factorizations.inverse(step.writer, a, result, spare)
     texts = {
         factorizations.SINGULAR: "Matrix is singular to machine precision.",
         factorizations.NOT_FINITE: "Array must not contain infs or NaNs.",
@@ -223,17 +231,18 @@ def write_solve(step: Step, node: Apply) -> None:
     step.require(b.sizes[0], place.sizes[0], "LinAlgError", text, [*place.sizes, *b.sizes])
     target = _contiguous_target(step, out, [place.sizes[0], *b.sizes[1:]])
     a = _square(step, place)
-    given, result = (matrix(step, as_matrix(p, is_row=False)) for p in (b, target))
-    lower = bool(op.lower)
+    given = matrix(step, as_matrix(b, is_row=False))
+    result, lower = _result(step, as_matrix(target, is_row=False)), bool(op.lower)
+    upper = a.turned if lower else a
     if isinstance(op, CholeskySolve):
-        factorizations.solve_cholesky(w, a, given, result, lower)
+        factorizations.solve_cholesky(w, upper, given, result)
     elif isinstance(op, SolveTriangular):
-        unit = bool(op.unit_diagonal)
-        factorizations.solve_triangular(w, a, given, result, lower, unit)
+        factorizations.solve_triangular(w, a, given, result, lower, bool(op.unit_diagonal))
     else:
         spare = _spare(step, place.dtype, place.sizes[0])
         if kind == "pos":
-            factorizations.solve_positive(w, a, given, result, spare, lower, step.library)
+            address = factorizations.routine(a, step.library)
+            factorizations.solve_positive(w, upper, given, result, spare, *address)
         else:
             factorizations.solve(w, a, given, result, spare)
     step.bind_place(out, target)

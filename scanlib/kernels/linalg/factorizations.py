@@ -6,10 +6,10 @@ r"""Factorizations of matrices, solves, inverses and determinants.
 * reflections of Householder's for the triangular factor of any matrix, ``A = Q R``
   (G. Golub and C. Van Loan, "Matrix Computations", 4th ed. 2013, sections 3.1, 3.4, 4.2 and 5.2).
 
-Each is one function for each dtype, of matrices of any layout, which fills a result whose rows lie
-one behind the other. A matrix that is not positive definite, or is singular, gives NaN everywhere;
-`inverse` returns what is wrong. Cholesky's factor of more than `LARGE` rows comes from LAPACK, if
-there is an address of it.
+Each is one function for each dtype, of matrices of any layout. It fills a result that is `packed`;
+`spare` is memory for ``n (n + 1)`` numbers where a matrix has `n` rows. A matrix that is not
+positive definite, or is singular, gives NaN everywhere; `inverse` returns what is wrong. Cholesky's
+factor of more than `LARGE` rows comes from LAPACK, if there is an address of it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ LARGE = 48  # rows up to which LAPACK is not asked
 NOT_FINITE, SINGULAR = 1, 2  # what `inverse` returns; zero if all is well
 
 
-def spare_items(rows: int) -> int:
-    """Return how many numbers the memory has that a solve or an inverse works in."""
-    return rows * (rows + 1)
+def routine(a: Matrix, library: Library | None) -> list[Value]:
+    """Return the address of LAPACK's factorization where it may be needed."""
+    rows = known(a.rows)
+    if library is None or (rows is not None and rows <= LARGE):
+        return []
+    return [library(routine_of("potrf", a.dtype))]
 
 
 @shared
@@ -40,6 +43,7 @@ def _copy(w: Writer, a: Matrix, out: Matrix) -> None:
 
 @shared
 def _fill(w: Writer, out: Matrix, value: Value) -> None:
+    assert out.is_packed, "a result whose rows lie one behind the other is packed"
     with w.loop(0, out.rows * out.columns) as i:
         w.store(out.pointer, i * out.itemsize, value)
 
@@ -143,8 +147,11 @@ def _write_pieces(
 
 
 @shared
-def _cholesky(w: Writer, a: Matrix, lower: Value, out: Matrix, *address: Value) -> None:
-    """Write the upper factor, and transpose it where the lower one is asked for."""
+def cholesky(w: Writer, a: Matrix, out: Matrix, lower: Value, *address: Value) -> None:
+    """Write Cholesky's lower, or upper, factor of a matrix, of which the upper triangle is read.
+
+    `address` is what `routine` returns.
+    """
     (done,) = _factor(w, a, out, *address)
     with w.when(done) as choice, w.loop(0, out.rows) as i, w.loop(i + 1, out.rows) as j:
         value = out.load(w, i, j)
@@ -172,16 +179,18 @@ def _substitute(w: Writer, t: Matrix, lower: Value, unit: Value, x: Matrix) -> V
 
 
 @shared
-def _solve_triangular(
-    w: Writer, a: Matrix, lower: Value, unit: Value, b: Matrix, out: Matrix
+def solve_triangular(
+    w: Writer, a: Matrix, b: Matrix, out: Matrix, lower: Value, unit: Value
 ) -> None:
+    """Write the solution of ``A X = B``; with `unit`, the diagonal of `A` is taken for ones."""
     _copy(w, b, out)
     (done,) = _substitute(w, a, lower, unit, out)
     _write_nan_unless(w, done, out)
 
 
 @shared
-def _solve_cholesky(w: Writer, upper: Matrix, b: Matrix, out: Matrix) -> None:
+def solve_cholesky(w: Writer, upper: Matrix, b: Matrix, out: Matrix) -> None:
+    """Write the solution with a matrix that is given by Cholesky's upper factor."""
     _copy(w, b, out)
     _write_nan_unless(w, _write_both(w, upper, out), out)
 
@@ -194,9 +203,13 @@ def _write_both(w: Writer, upper: Matrix, x: Matrix) -> Value:
 
 
 @shared
-def _solve_positive(
+def solve_positive(
     w: Writer, a: Matrix, b: Matrix, out: Matrix, spare: Value, *address: Value
 ) -> None:
+    """Write the solution with a positive definite matrix, of which the upper triangle is read.
+
+    `address` is what `routine` returns.
+    """
     upper = packed(spare, out.dtype, out.rows, out.rows)
     (done,) = _factor(w, a, upper, *address)
     _copy(w, b, out)
@@ -281,7 +294,8 @@ def _solve_in_place(w: Writer, f: Matrix, pivots: Value, x: Matrix) -> Value:
 
 
 @shared
-def _solve(w: Writer, a: Matrix, b: Matrix, out: Matrix, spare: Value) -> None:
+def solve(w: Writer, a: Matrix, b: Matrix, out: Matrix, spare: Value) -> None:
+    """Write the solution with any square matrix."""
     copy, pivots = _copy_to_spare(w, a, spare)
     _copy(w, b, out)
     (done,) = _solve_in_place(w, copy, pivots, out)
@@ -289,7 +303,8 @@ def _solve(w: Writer, a: Matrix, b: Matrix, out: Matrix, spare: Value) -> None:
 
 
 @shared
-def _inverse(w: Writer, a: Matrix, out: Matrix, spare: Value) -> Value:
+def inverse(w: Writer, a: Matrix, out: Matrix, spare: Value) -> Value:
+    """Write the inverse of a matrix; return zero, `NOT_FINITE` or `SINGULAR`."""
     copy, pivots = _copy_to_spare(w, a, spare)
     kind, n = out.type, out.rows
     code, limit = w.local(0, INT64), w.constant(float("inf"), kind)
@@ -306,8 +321,11 @@ def _inverse(w: Writer, a: Matrix, out: Matrix, spare: Value) -> Value:
 
 
 @shared
-def _triangular_factor(w: Writer, a: Matrix, out: Matrix, spare: Value) -> None:
-    """Reflect the columns of A, which are rows of `spare`, one after the other, and copy R.
+def triangular_factor(w: Writer, a: Matrix, out: Matrix, spare: Value) -> None:
+    """Write the rows of ``R``, with ``A = Q R``, that `out` has: no more than `A` has rows.
+
+    The columns of A, which are rows of `spare`, memory for as many items as `A` has, are reflected
+    one after the other.
 
     The reflection that takes ``x`` to ``(α, 0 …)``, with ``α = -sign(x₀) ‖x‖``, takes another `z`
     to ``z - v (vᵀ z) / (‖x‖² - α x₀)``, where ``v = x - (α, 0 …)``. As in LAPACK, `x` is divided
@@ -346,8 +364,11 @@ def _triangular_factor(w: Writer, a: Matrix, out: Matrix, spare: Value) -> None:
 
 
 @shared
-def _determinant(w: Writer, a: Matrix, spare: Value) -> tuple[Value, ...]:
-    """Write the product of the pivots, whose sign each exchange of rows turns."""
+def determinant(w: Writer, a: Matrix, spare: Value) -> tuple[Value, ...]:
+    """Write the determinant of a matrix, its sign, and the logarithm of its absolute value.
+
+    It is the product of the pivots, whose sign each exchange of rows turns.
+    """
     copy, pivots = _copy_to_spare(w, a, spare)
     _eliminate(w, copy, pivots)
     one, zero = w.constant(1.0, a.type), w.constant(0.0, a.type)
@@ -362,84 +383,3 @@ def _determinant(w: Writer, a: Matrix, spare: Value) -> tuple[Value, ...]:
         (more,) = w.call(vector_function("log", a.dtype, 1), abs(pivot))
         w.assign(size, w.copy(size) + more)
     return w.copy(whole), w.copy(sign), w.copy(size)
-
-
-# Calls
-
-
-def cholesky(
-    w: Writer, a: Matrix, out: Matrix, lower: bool = True, library: Library | None = None
-) -> None:
-    """Write Cholesky's lower, or upper, factor of a matrix, of which that triangle is read."""
-    _cholesky(w, a.turned if lower else a, lower, _filled(out), *_routine(a, library))
-
-
-def solve_triangular(
-    w: Writer, a: Matrix, b: Matrix, out: Matrix, lower: bool = True, unit: bool = False
-) -> None:
-    """Write the solution of ``A X = B``; with `unit`, the diagonal of `A` is taken for ones."""
-    _solve_triangular(w, a, lower, unit, b, _filled(out))
-
-
-def solve_cholesky(w: Writer, factor: Matrix, b: Matrix, out: Matrix, lower: bool = True) -> None:
-    """Write the solution with a matrix that is given by Cholesky's factor."""
-    _solve_cholesky(w, factor.turned if lower else factor, b, _filled(out))
-
-
-def solve_positive(
-    w: Writer,
-    a: Matrix,
-    b: Matrix,
-    out: Matrix,
-    spare: Value,
-    lower: bool = True,
-    library: Library | None = None,
-) -> None:
-    """Write the solution with a positive definite matrix, of which one triangle is read.
-
-    `spare` is memory for `spare_items`.
-    """
-    source = a.turned if lower else a
-    _solve_positive(w, source, b, _filled(out), spare, *_routine(a, library))
-
-
-def solve(w: Writer, a: Matrix, b: Matrix, out: Matrix, spare: Value) -> None:
-    """Write the solution with any square matrix; `spare` is memory for `spare_items`."""
-    _solve(w, a, b, _filled(out), spare)
-
-
-def inverse(w: Writer, a: Matrix, out: Matrix, spare: Value) -> Value:
-    """Write the inverse of a matrix; return zero, `NOT_FINITE` or `SINGULAR`.
-
-    `spare` is memory for `spare_items`.
-    """
-    return _inverse(w, a, _filled(out), spare)[0]
-
-
-def determinant(w: Writer, a: Matrix, spare: Value) -> tuple[Value, ...]:
-    """Write the determinant of a matrix, its sign, and the logarithm of its absolute value.
-
-    `spare` is memory for `spare_items`.
-    """
-    return _determinant(w, a, spare)
-
-
-def triangular_factor(w: Writer, a: Matrix, out: Matrix, spare: Value) -> None:
-    """Write the rows of ``R``, with ``A = Q R``, that `out` has: no more than `A` has rows.
-
-    `spare` is memory for as many items as `A` has.
-    """
-    _triangular_factor(w, a, _filled(out), spare)
-
-
-def _filled(out: Matrix) -> Matrix:
-    """Return a result, whose rows lie one behind the other."""
-    return packed(out.pointer, out.dtype, out.rows, out.columns)
-
-
-def _routine(a: Matrix, library: Library | None) -> list[Value]:
-    """Return the address of LAPACK's factorization where it may be needed."""
-    rows = known(a.rows)
-    if library is None or (rows is not None and rows <= LARGE):
-        return []
-    return [library(routine_of("potrf", a.dtype))]

@@ -57,12 +57,12 @@ def test_matrix_recurrences(device, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "find_device", lambda: device)
     monkeypatch.setattr(gpu_linear, "SHAPES", [(0, 2, 3), (5, 3, 8), (777, 1, 2), (40, 2, 17)])
     monkeypatch.setattr(gpu_linear, "TIMED", [("matrix", 500_000, 12, 3, "float32"),
-                                              ("two-matrices", 30, 1, 4, "float64")])  # fmt: skip
+                                              ("log-matrix", 30, 1, 4, "float64")])  # fmt: skip
     forms = list(gpu_linear.FORMS)
     assert gpu.main(["--loops", *forms, "--no-peers"]) == 0
     printed = capsys.readouterr().out
     assert f"{len(forms) * 4 * 3} checks, all passed." in printed
-    assert "| two-matrices | float64 | 30 x 1 x 4 |" in printed
+    assert "| log-matrix | float64 | 30 x 1 x 4 |" in printed
     (steps,) = [line.split("|")[3] for line in printed.splitlines() if " x 12 x 3 |" in line]
     assert 0 < int(steps.split("x")[0].replace(",", "")) < 100_000
 
