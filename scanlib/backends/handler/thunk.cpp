@@ -64,19 +64,21 @@ static bool fits(PyArrayObject *old, const scanlib_array &kind, npy_intp *dims) 
 
 struct Arrays {
   const scanlib_program *program;
-  PyArrayObject **inputs, **outputs;
+  PyArrayObject *few[16], **inputs, **outputs;
   scanlib_call call;
 
-  Arrays(const scanlib_program *called)
-      : program(called), inputs(NULL), outputs(NULL), call(called) {
+  Arrays(const scanlib_program *called) : program(called), few(), call(called) {
     const size_t count = called->n_inputs + called->n_outputs;
-    inputs = (PyArrayObject **)calloc(count ? count : 1, sizeof *inputs);
-    if (inputs) outputs = inputs + called->n_inputs;
+    inputs = few;
+    if (count > sizeof few / sizeof *few) {
+      inputs = (PyArrayObject **)calloc(count, sizeof *inputs);
+    }
+    outputs = inputs ? inputs + called->n_inputs : NULL;
   }
   ~Arrays() {
     const int64_t count = inputs ? program->n_inputs + program->n_outputs : 0;
     for (int64_t k = 0; k < count; k++) Py_XDECREF(inputs[k]);
-    free(inputs);
+    if (inputs != few) free(inputs);
   }
 
   PyArrayObject *fresh(int64_t k) {

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from operator import index
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,6 @@ from scanlib.schedules.linear_steps import linear_program
 
 LOOPS = (Scan, ElemwiseScan, LinearScan)
 FEW = 1 << 14  # items that stay in the cache
-FILE = "<scanlib graph>"
 
 
 @dataclass
@@ -97,7 +96,6 @@ class GraphWriter:
         self.count = 0
         self.inputs = [f"x{i}" for i in range(len(fgraph.inputs))]
         self.names = dict(zip(fgraph.inputs, self.inputs, strict=True))
-        self.kept = {*fgraph.outputs}
         self.add_graph(fgraph)
         self.results = [self.name(out) for out in fgraph.outputs]
         self.seconds = self.scope["seconds"] = [0.0] * len(self.lines)
@@ -106,14 +104,17 @@ class GraphWriter:
         self,
         inputs: Sequence[list[Any]],
         outputs: Sequence[list[Any]],
+        fail: Callable[[Apply], None],
         timed: bool = False,
-    ) -> tuple[Callable[..., list[Any]], Callable[[], list[Any]]]:
+    ) -> tuple[Callable[..., list[Any]], Any]:
         """Return the function of values, and one of values in lists of one item.
 
         Parameters
         ----------
         inputs, outputs : sequence of list
             Lists of one item.
+        fail : callable
+            Called with the node that raised an error, while that is handled.
         timed : bool, optional
             Whether to note how long lines take.
 
@@ -124,22 +125,23 @@ class GraphWriter:
         stored : callable
             Computes the values of `outputs` from those of `inputs`, and returns a list of them.
         """
-        scope = dict(self.scope)
+        scope = {**self.scope, "fail": fail, "nodes": [line.node for line in self.lines]}
         for letter, cells in (("i", inputs), ("o", outputs)):
             scope |= {f"{letter}{number}": cell for number, cell in enumerate(cells)}
-        body, results = self._body(timed), ", ".join(self.results)
+        body, names, results = self._body(timed), ", ".join(self.inputs), ", ".join(self.results)
         given, stored = (
-            [f"{letter}{number}[0]" for number in range(len(cells))]
+            ", ".join(f"{letter}{number}[0]" for number in range(len(cells)))
             for letter, cells in (("i", inputs), ("o", outputs))
         )
         text = [
-            *(f"def values({', '.join(self.inputs)}):", "    pass", *body),
-            f"    return [{results}]",
-            *("def stored():", f"    [{', '.join(self.inputs)}] = [{', '.join(given)}]", *body),
-            f"    results = [{', '.join(stored)}] = [{results}]",
-            "    return results",
+            *("def stored():", "  try:", f"    [{names}] = [{given}]"),
+            *body,
+            *(f"    results = [{stored}] = [{results}]", "    return results"),
+            *("  except Exception as error:", "    number = error.__traceback__.tb_lineno - 4"),
+            *("    fail(nodes[number])", "    raise"),
+            *(f"def values({names}):", *body, f"    return [{results}]"),
         ]
-        exec(compile("\n".join(text), FILE, "exec"), scope)
+        exec("\n".join(text), scope)
         return scope["values"], scope["stored"]
 
     def _body(self, timed: bool) -> list[str]:
@@ -154,16 +156,6 @@ class GraphWriter:
                 text = f"start = clock(); {text}; seconds[{number}] += clock() - start"
             found.append(f"    {text}")
         return found[::-1]
-
-    def failed(self, trace: TracebackType | None) -> Apply:
-        """Return the node whose line an error came from."""
-        number = 0
-        while trace is not None:
-            code = trace.tb_frame.f_code
-            if code.co_filename == FILE:
-                number = trace.tb_lineno - code.co_firstlineno - 2
-            trace = trace.tb_next
-        return self.lines[number].node
 
     # Names
 
@@ -250,7 +242,9 @@ class GraphWriter:
         elif isinstance(op, Shape_i) and isinstance(node.inputs[0].type, DenseTensorType):
             self.line(node, f"array({{}}.shape[{op.i}])")
         elif isinstance(op, CheckAndRaise):
-            self.line(node, f"{self.known(_check(op))}({{all}})")
+            holds = " and ".join(["{}"] * (len(node.inputs) - 1)) or "True"
+            error = self.known(partial(_raise, op.exc_type, op.msg))
+            self.line(node, f"{{}} if {holds} else {error}()")
         elif isinstance(op, DimShuffle) and not op.drop:
             self.line(node, f"{{}}{_shuffled(op)}")
         elif isinstance(op, DeepCopyOp) and isinstance(node.inputs[0].type, DenseTensorType):
@@ -261,13 +255,8 @@ class GraphWriter:
         elif isinstance(op, SpecifyShape):
             self.line(node, f"{self.known(_specified)}({{all}})")
         elif isinstance(op, Subtensor) and (places := self._indices(op, node)) is not None:
-            out = node.outputs[0]
-            if out.type.ndim:
-                self.line(node, f"{{}}[{places}]")
-            elif out in self.kept:  # one number does not keep a whole array
-                self.line(node, f"array({{}}[{places}])")
-            else:
-                self.line(node, f"{{}}[{places}, ...]")
+            out = node.outputs[0]  # where it is one number, it does not keep a whole array
+            self.line(node, f"{{}}[{places}]" if out.type.ndim else f"array({{}}[{places}])")
         elif (inside := graph_inside(op)) is not None:
             self._add_inside(inside, node)
         else:
@@ -295,15 +284,8 @@ class GraphWriter:
         return "" if value is None else str(int(value))
 
 
-def _check(op: CheckAndRaise) -> Callable[..., Any]:
-    """Return a function that returns its first argument, if all others are true."""
-
-    def check(value: Any, *conditions: Any) -> Any:
-        if not all(conditions):
-            raise op.exc_type(op.msg)
-        return value
-
-    return check
+def _raise(kind: type[Exception], message: str) -> None:
+    raise kind(message)
 
 
 def _shuffled(op: DimShuffle) -> str:

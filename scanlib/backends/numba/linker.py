@@ -52,7 +52,7 @@ def make_all(
     nodes = linker.schedule(fgraph)
     stored = map_storage(fgraph, nodes, input_storage, output_storage, storage_map)
     whole = GraphWriter(fgraph, node_function, constant_value)
-    run = GraphFunction(linker, whole, *stored)
+    run = graph_function(linker, whole, *stored)
     inputs, outputs = (
         [
             Container(variable, cell, readonly=readonly)
@@ -65,41 +65,32 @@ def make_all(
     return run, inputs, outputs, [run], nodes[:1]
 
 
-class GraphFunction:
-    """A thunk of a whole graph; what PyTensor's functions call, and know the attributes of."""
+def graph_function(
+    linker: NumbaLinker,
+    whole: GraphWriter,
+    inputs: Sequence[list[Any]],
+    outputs: Sequence[list[Any]],
+    storage_map: dict[Variable, list[Any]],
+) -> Callable[[], list[Any]]:
+    """Return the thunk of a whole graph, with the attributes that PyTensor's functions ask for."""
+    fgraph = linker.fgraph
 
-    lazy = False
+    def fail(node: Apply) -> None:
+        raise_with_op(fgraph, node, run)
 
-    def __init__(
-        self,
-        linker: NumbaLinker,
-        whole: GraphWriter,
-        inputs: Sequence[list[Any]],
-        outputs: Sequence[list[Any]],
-        storage_map: dict[Variable, list[Any]],
-    ) -> None:
-        self.inputs, self.outputs, self.storage_map = list(inputs), list(outputs), storage_map
-        self.allow_gc = linker.allow_gc
-        self._fgraph, self._whole = linker.fgraph, whole
-        timed = bool(linker.fgraph.profile)
-        values, self._run = whole.functions(self.inputs, self.outputs, timed)
-        self.jit_fn = CompiledGraph(linker, values)
-
-    def __call__(self) -> list[Any]:
-        try:
-            return self._run()
-        except Exception as error:
-            raise_with_op(self._fgraph, self._whole.failed(error.__traceback__), self)
-            raise
-
-    def update_profile(self, profile: Any) -> None:
+    def update_profile(profile: Any) -> None:
         """Add the times of the last call to PyTensor's profile; it calls this after each."""
-        seconds = self._whole.seconds
-        for number, line in enumerate(self._whole.lines):
-            profile.apply_time[self._fgraph, line.node] += seconds[number]
-            profile.apply_callcount[self._fgraph, line.node] += 1
+        for number, line in enumerate(whole.lines):
+            profile.apply_time[fgraph, line.node] += whole.seconds[number]
+            profile.apply_callcount[fgraph, line.node] += 1
             profile.apply_cimpl[line.node] = True
-            seconds[number] = 0.0
+            whole.seconds[number] = 0.0
+
+    values, run = whole.functions(inputs, outputs, fail, bool(fgraph.profile))
+    run.inputs, run.outputs, run.storage_map = list(inputs), list(outputs), storage_map
+    run.lazy, run.allow_gc, run.update_profile = False, linker.allow_gc, update_profile
+    run.jit_fn = CompiledGraph(linker, values)
+    return run
 
 
 class CompiledGraph:
