@@ -147,8 +147,12 @@ def three_products(x, h, w):
     return [pt.tanh(w @ pt.tanh(w @ pt.tanh(w @ h)) + x)]
 
 
+def stated_sizes(x, h, w):
+    return two_products(x, pt.specify_shape(h, (D,)), w)
+
+
 @pytest.mark.all_forms
-@pytest.mark.parametrize("step", [two_products, three_products])
+@pytest.mark.parametrize("step", [two_products, stated_sizes, three_products])
 def test_diagonal_without_the_jacobian(step, python_kernels):
     """Up to two products in a row the step's structure tells the diagonal: no unit vectors."""
     x, h, w = pt.vector("x"), pt.vector("h"), pt.matrix("w")

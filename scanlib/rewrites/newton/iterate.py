@@ -41,6 +41,7 @@ from pytensor.scalar import upcast
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
+from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.type import TensorType
 
 from scanlib.analysis.independent_axes import independent_axes
@@ -397,8 +398,8 @@ def _step(node: Apply, found: dict[Variable, _Moved], live: set[Variable]) -> _M
     own = [v for v in node.inputs if v in live]
     if any(v not in found for v in own):
         return None
-    if isinstance(node.op, DimShuffle):
-        # A vector as a column, and back: what moves is the same.
+    if isinstance(node.op, DimShuffle | SpecifyShape) and own == [node.inputs[0]]:
+        # A vector as a column, and back, or of a size that is stated: what moves is the same.
         return found[own[0]] if node.outputs[0].type.ndim in (1, 2) else None
     if isinstance(node.op, Elemwise) and node.outputs[0].type.ndim == 1:
         total: _Moved | None = None
