@@ -129,14 +129,11 @@ class GraphWriter:
         for letter, cells in (("i", inputs), ("o", outputs)):
             scope |= {f"{letter}{number}": cell for number, cell in enumerate(cells)}
         body, names, results = self._body(timed), ", ".join(self.inputs), ", ".join(self.results)
-        given, stored = (
-            ", ".join(f"{letter}{number}[0]" for number in range(len(cells)))
-            for letter, cells in (("i", inputs), ("o", outputs))
-        )
+        given = [f"{name} = i{number}[0]" for number, name in enumerate(self.inputs)]
+        kept = [f"o{number}[0] = {name}" for number, name in enumerate(self.results)]
         text = [
-            *("def stored():", "  try:", f"    [{names}] = [{given}]"),
-            *body,
-            *(f"    results = [{stored}] = [{results}]", "    return results"),
+            *("def stored():", "  try:", f"    {'; '.join(given) or 'pass'}"),
+            *(*body, f"    {'; '.join(kept)}", f"    return [{results}]"),
             *("  except Exception as error:", "    number = error.__traceback__.tb_lineno - 4"),
             *("    fail(nodes[number])", "    raise"),
             *(f"def values({names}):", *body, f"    return [{results}]"),
