@@ -1,8 +1,8 @@
 """A plain numba loop: what there is where an Op of the step has no kernel.
 
-Random draws, decompositions of LAPACK's, loops of such, carries that change their shapes. A step is
-PyTensor's function of its graph, in which nodes that have kernels are programs
-(`scanlib.backends.numba.dispatch.funcify_graph`). What is here walks the steps:
+Random draws, decompositions of LAPACK's, loops of such; in compiled code, carries that may change
+their shapes. Of a step, nodes that have kernels are gathered into programs, and others are
+PyTensor's functions. What is here walks the steps:
 
 * Rows of sequences and histories are views. An untraced state has a ring of ``K + 1`` rows, so that
   a step never writes what it reads.

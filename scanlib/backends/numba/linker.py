@@ -31,13 +31,11 @@ from scanlib._compat.numba import (
     raise_with_op,
     route_graphs,
 )
+from scanlib.backends.handler.clusters import gather
 from scanlib.backends.handler.functions import performed
 from scanlib.backends.numba.disk import sealed
-from scanlib.backends.numba.dispatch import (
-    compile_for_perform,
-    holds_loops,
-)
-from scanlib.backends.numba.graph_function import LOOPS, GraphWriter
+from scanlib.backends.numba.dispatch import holds_loops
+from scanlib.backends.numba.graph_function import GraphWriter
 
 
 @route_graphs(holds_loops)
@@ -110,8 +108,9 @@ class CompiledGraph:
     @cached_property
     def dispatcher(self) -> Any:
         """The function as numba compiles it, when compiled code first asks for it."""
-        linker = self._linker
-        return linker.jit_compile(linker.fgraph_convert(linker.fgraph))
+        fgraph, _ = self._linker.fgraph.clone_get_equiv(attach_feature=True)
+        gather(fgraph)
+        return self._linker.jit_compile(self._linker.fgraph_convert(fgraph))
 
 
 @typeof_impl.register(CompiledGraph)
@@ -122,9 +121,6 @@ def _type_of_graph(value: CompiledGraph, context: Any) -> Any:
 def node_function(node: Apply) -> Callable[..., Any]:
     """Return the function of a node that has no kernel."""
     op = node.op
-    if isinstance(op, LOOPS):
-        run = compile_for_perform(op, node)
-        return run if len(node.outputs) > 1 else lambda *inputs: run(*inputs)[0]
     if type(op).__module__.startswith("scanlib."):
         return performed(node)
     function, key = numba_funcify_ensure_cache(op, node=node)
