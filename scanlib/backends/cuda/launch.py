@@ -90,24 +90,31 @@ class Kernels:
     def prepared(
         self,
         values: dict[str, int],
-        strides: Sequence[tuple[int, ...]],
+        given: Sequence[tuple[tuple[int, ...], int]],
         shapes: list[Shape],
-        works: list[int],
+        works: list[Shape],
         jobs: Sequence[tuple[str, int, int]],
     ) -> Call:
         """Return a call.
 
-        Counts; the strides of the inputs, in bytes; the shapes of what is written; bytes of works;
-        names, blocks, threads.
+        Counts; the strides of the inputs, in bytes, and how many rows of each there are; the shapes
+        of what is written; those of works; names, blocks, threads.
         """
-        outputs = zip(shapes, self.parameters.outputs, strict=True)
-        own = [contiguous(shape, np.dtype(array.dtype).itemsize) for shape, array in outputs]
-        words, slots = self.parameters.pack(values, [*strides, *own])
+        strides, rows = [own for own, _ in given], [count for _, count in given]
+        made = [*self.parameters.outputs, *self.parameters.works]
+        items = [np.dtype(array.dtype).itemsize for array in made]
+        for shape, item in zip([*shapes, *works], items, strict=True):
+            strides.append(contiguous(shape, item))
+            rows.append(shape[0] if shape else 1)
+        words, slots = self.parameters.pack(values, strides, rows)
         for _, blocks, _ in jobs:
             if blocks > MOST_BLOCKS:
                 raise ValueError(f"a loop over so many channels needs {blocks} blocks, too many")
         launches = [Launch(self.names.index(name), *sizes) for name, *sizes in jobs]
-        return Call(self, shapes, works, words, slots, launches)
+        sizes = [
+            prod(shape) * item for shape, item in zip(works, items[len(shapes) :], strict=True)
+        ]
+        return Call(self, shapes, sizes, words, slots, launches)
 
 
 @dataclass(frozen=True)
@@ -260,14 +267,16 @@ class KernelLoop:
             if array.name in writer.totals:
                 rows = plan.chunks if array.name[0] == "c" else sizes.steps
                 shapes[k] = (rows, *(sizes.sizes[axis] for _, axis in array.kept))
-        works = []
+        works: list[Shape] = []
         if writer.composed is not None:
             count = sizes.channels * plan.chunks if plan.kind == "look-back" else 0
-            works = [2 * count * writer.summary_bytes, count * writer.state_bytes]
-            works.append(4 * flags_of(sizes, plan) if count else 0)
+            works = [(2 * count * writer.summary_bytes,), (count * writer.state_bytes,)]
+            works.append((4 * flags_of(sizes, plan) if count else 0,))
         unit = self.unit(UNITS.get(plan.kind, plan.kind))
         jobs = list(self._jobs(sizes, plan, strides)) if sizes.channels else []
-        return unit.prepared(values, strides, shapes, works, jobs)
+        depths = dict(zip(writer.plan.outer.initials, writer.signature.depths, strict=True))
+        counts = [depths.get(array.name, sizes.steps) for array in self.parameters.inputs]
+        return unit.prepared(values, list(zip(strides, counts, strict=True)), shapes, works, jobs)
 
     def _jobs(
         self, sizes: Geometry, plan: Schedule, strides: Sequence[tuple[int, ...]]

@@ -4,9 +4,9 @@ r"""The kernels of matrix recurrences: what is written for the templates, and ho
 its transpose at the left of the transposed state, so that each column of the state, for each item
 of the batch, is one vector ``x`` of `size` items, and ``x_t = A_t x_{t-1} + b_t``. The arrays of a
 kernel are ``a``, the matrix; ``b``, the offset; ``x``, the initial state; ``k``, the mask; and
-``y``, the result. Beside the channels' axes, those of the batch and one
-for the columns of the state, they have one for the rows of matrices and the items of vectors, and
-one for the columns of matrices.
+``y``, the result; those that kernels write for one another are said in the template. Beside the
+channels' axes, those of the batch and one for the columns of the state, they have one for the rows
+of matrices and the items of vectors, and one for the columns of matrices.
 
 Up to `REGISTERS` items, one thread walks a vector; up to `LARGEST`, a thread for each item
 (``linear.cuh``).
@@ -26,9 +26,10 @@ from scanlib.backends.cuda.launch import Call, Kernels
 from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.printer import template
 from scanlib.backends.cuda.row_products import RowProducts
-from scanlib.backends.cuda.scalar_code import Source, item_type, memory_type
+from scanlib.backends.cuda.scalar_code import Source, computed, item_type, memory_type
 from scanlib.backends.cuda.schedule import choose_linear
 from scanlib.kernels.printers.c import literal
+from scanlib.kernels.scalars import parts_of
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.elemwise_scan import Axes
 from scanlib.ops.lowered.linear_loop import check_shapes, count_steps
@@ -119,10 +120,9 @@ class LinearKernels(Kernels):
         self.threads = max(32, self.group)
         sizes = self.batch + 1
         self.item_axes = sizes, sizes + 1
-        works = ["columns", "bounds", "states"]
-        self.parameters = Parameters(sizes, *self._arrays(), works=works)
-        names = ["walk", "probe", "carry"]
-        super().__init__(self._source(names), names, self.parameters)
+        self.parameters = Parameters(sizes, *self._arrays(), reverse=op.reverse)
+        names = ["walk", "probe", "carry", "mend"]
+        super().__init__(self._source(), names, self.parameters)
 
     def _group(self) -> int:
         held = self.size**2 * item_bytes(self.dtype)
@@ -130,18 +130,18 @@ class LinearKernels(Kernels):
             return 1
         return 1 << (self.size - 1).bit_length()
 
-    @property
-    def ahead(self) -> int:
-        """How many steps are read before they are needed."""
+    def ahead(self, steps: bool, offset: bool) -> int:
+        """Return how many steps are read before they are needed.
+
+        Each may have a matrix, and an offset.
+        """
         matrix, row = self.size**2, self.size
         if self.group != 1:
             matrix, row = self.size, 1  # one row, and one item
-        held = (not self.steps) * matrix
-        coming = self.steps * matrix + self.op.has_offset * row
-        left = HELD_BYTES // item_bytes(self.dtype) - held
-        return min(8, left // (2 * max(coming, 1)))
+        left = HELD_BYTES // item_bytes(self.dtype) - (not steps) * matrix
+        return min(8, left // (2 * max(steps * matrix + offset * row, 1)))
 
-    def _arrays(self) -> tuple[list[Array], list[Array]]:
+    def _arrays(self) -> tuple[list[Array], list[Array], list[Array]]:
         op, dtype, (i, j) = self.op, self.dtype, self.item_axes
         batch: Axes = tuple(range(self.batch))
         turned, column = op.side == "right", self.batch
@@ -154,61 +154,74 @@ class LinearKernels(Kernels):
         inputs.append(Array("x", dtype, 1, (*batch, *state)))
         if op.has_mask:
             inputs.append(Array("k", "bool", 0, square))
-        return inputs, [Array("y", dtype, 1, (*batch, *state))]
+        vectors: Axes = (*batch, self.batch)
+        works = [
+            Array("m", computed(dtype), 1, (*vectors, i, j)),
+            Array("s", computed(dtype), 1, (*vectors, i)),
+            Array("e", computed(dtype), 1, (*vectors, i)),
+            Array("scale", parts_of(computed(dtype)) or computed(dtype), 1, (*vectors, i)),
+            Array("near", "int32", 0, vectors),
+        ]
+        return inputs, [Array("y", dtype, 1, (*batch, *state))], works
 
-    def _source(self, names: list[str]) -> str:
+    def _source(self) -> str:
         """Return the translation unit."""
-        products = RowProducts(self.op.semiring, self.dtype, self.size, self.op.has_mask)
+        op, real = self.op, self.op.semiring == "real"
+        products = RowProducts(op.semiring, self.dtype, self.size, op.has_mask)
         source = Source()
         with source.struct("Recurrence"):
-            self.write_constants(source, products)
+            source.line(f"typedef {item_type(self.dtype)} Item;")
+            source.line(f"typedef {memory_type(self.dtype)} Outer;")
+            source.line(f"typedef {item_type(products.real)} Real;")
+            for name, value in (("zero", products.zero), ("unit", float(real))):
+                text = literal(value, products.real)
+                source.line(f"SCANLIB_METHOD static Item {name}() {{ return Item({text}); }}")
+            alone = self.group == 1
+            sizes = {"SIZE": self.size, "GROUP": self.group, "ALONE": alone}
+            sizes |= {"ROWS": self.size if alone else 1, "LINEAR": real}
+            self.write_numbers(source, sizes | dict(zip("IJ", self.item_axes, strict=True)))
             source.lines += products.source.lines
-        for name in names:
-            source.line(f"SCANLIB_BLOCK_KERNEL({name}, scanlib_{name}<Recurrence>(p, block))")
+        walk: dict[str, int | str] = {
+            "STEPS": self.steps, "OFFSET": op.has_offset, "MASKED": op.has_mask, "COLUMNS": 1,
+            "TRACED": not op.untraced, "MATRIX": "a", "ADDED": "b", "RESULT": "y",
+        }  # fmt: skip
+        self.write_kernel(source, "Walk", "Outer", walk)
+        probe = walk | {"PROBES": 1, "COLUMNS": self.columns, "TRACED": 0}
+        self.write_kernel(source, "Probe", "Outer", probe)
+        carry = walk | {"CARRIES": 1, "STEPS": 1, "OFFSET": self.columns > self.size}
+        carry |= {"MASKED": 0, "TRACED": 1, "MATRIX": "m", "ADDED": "m", "RESULT": "s"}
+        self.write_kernel(source, "Carry", "Item", carry | {"ADDED_COLUMN": self.size})
+        for name in ("walk", "probe", "carry"):
+            call = f"scanlib_walk<{name.capitalize()}>(p, block)"
+            source.line(f"SCANLIB_BLOCK_KERNEL({name}, {call})")
+        source.line("SCANLIB_BLOCK_KERNEL(mend, scanlib_mend<Walk>(p, block))")
         parts = [
             f"#define SCANLIB_THREADS {self.threads}",
             template("device"),
             *([template("complex")] if self.dtype.startswith("complex") else []),
             self.parameters.struct(),
             products.unit.text(),
-            *(template(name) for name in ("channel", "linear_items", "linear")),
+            *(template(name) for name in ("channel", "linear")),
         ]
         return "\n".join([*parts, source.text()])
 
-    def write_constants(self, source: Source, products: RowProducts) -> None:
-        """Write the types of items, the sizes, and which arrays there are."""
-        op, real = self.op, self.op.semiring == "real"
-        source.line(f"typedef {item_type(self.dtype)} Item;")
-        source.line(f"typedef {memory_type(self.dtype)} Memory;")
-        source.line(f"typedef {item_type(products.real)} Real;")
-        for name, value in (("zero", products.zero), ("unit", float(real))):
-            text = literal(value, products.real)
-            source.line(f"SCANLIB_METHOD static Item {name}() {{ return Item({text}); }}")
-        alone = self.group == 1
-        numbers = {
-            "SIZE": self.size,
-            "GROUP": self.group,
-            "ALONE": alone,
-            "ROWS": self.size if alone else 1,
-            "COLUMNS": self.columns,
-            "AHEAD": self.ahead,
-            "STEPS": self.steps,
-            "OFFSET": op.has_offset,
-            "MASKED": op.has_mask,
-            "LAST": op.untraced,
-            "REVERSE": op.reverse,
-            "LINEAR": real,
-            "ONE_POWER": real and not self.steps,
-            "I": self.item_axes[0],
-            "J": self.item_axes[1],
-        }
+    def write_kernel(
+        self, source: Source, name: str, memory: str, options: dict[str, int | str]
+    ) -> None:
+        """Write what sets a kernel apart: the type of its items in memory, its arrays and steps."""
+        ahead = self.ahead(bool(options["STEPS"]), bool(options["OFFSET"]))
+        numbers = {"PROBES": 0, "CARRIES": 0, "ADDED_COLUMN": 0, "MASK": "k"}
+        with source.struct(f"{name} : Recurrence"):
+            source.line(f"typedef {memory} Memory;")
+            self.write_numbers(source, numbers | options | {"AHEAD": ahead})
+
+    def write_numbers(self, source: Source, numbers: dict[str, Any]) -> None:
+        """Write numbers, and the places of arrays: 0 for one that is not there."""
         names = [array.name for array in self.parameters.arrays]
-        for name, letter in (
-            ("MATRIX", "a"), ("ADDED", "b"), ("INITIAL", "x"), ("MASK", "k"),
-        ):  # fmt: skip
-            numbers[name] = names.index(letter) if letter in names else 0  # 0 is not read
-        text = ", ".join(f"{name} = {int(value)}" for name, value in numbers.items())
-        source.line(f"enum {{ {text} }};")
+        places = {name: place for place, name in enumerate(names)}
+        texts = [f"{name} = {int(places.get(value, 0) if isinstance(value, str) else value)}"
+                 for name, value in numbers.items()]  # fmt: skip
+        source.line(f"enum {{ {', '.join(texts)} }};")
 
     def call(
         self, sizes: LinearGeometry, strides: Sequence[tuple[int, ...]], processors: int
@@ -226,19 +239,20 @@ class LinearKernels(Kernels):
         }
         axes = (*sizes.batch, sizes.columns)
         values |= {f"n{axis}": size for axis, size in enumerate(axes)}
-        items = sizes.vectors * plan.chunks * self.size if plan.chunks > 1 else 0
-        item = item_bytes(self.dtype)
-        real = item // 2 if np.dtype(self.dtype).kind == "c" else item
-        works = [items * self.columns * item, 2 * items * self.columns * real, items * item]
-        counts = {"walk": sizes.vectors * (1 if self.op.untraced else plan.chunks)}
+        states = (plan.chunks if plan.chunks > 1 else 0, *axes, self.size)
+        works: list[Shape] = [(*states, self.columns), states, states, states, axes]
+        counts = {"walk": sizes.vectors * plan.chunks}
         if plan.chunks > 1:
             probed = sizes.vectors * (plan.chunks - 1) * self.columns
-            counts = {"probe": probed, "carry": sizes.vectors} | counts
+            counts = {"probe": probed, "carry": sizes.vectors, **counts, "mend": sizes.vectors}
         if not prod(sizes.outputs[0]):
             counts = {}
         each = self.threads // self.group
         jobs = [(name, -(-count // each), self.threads) for name, count in counts.items()]
-        return self.prepared(values, strides, sizes.outputs, works, jobs)
+        lengths = {"x": 1}
+        rows = [lengths.get(array.name, sizes.steps) for array in self.parameters.inputs]
+        given = list(zip(strides, rows, strict=True))
+        return self.prepared(values, given, sizes.outputs, works, jobs)
 
     def results(self, given: Any, made: Sequence[Any], *more: Any) -> list[Any]:
         """Return what the kernels have written."""

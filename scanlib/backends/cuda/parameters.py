@@ -1,8 +1,9 @@
 """What a kernel is given: one struct of 64-bit integers, of which each has one place.
 
 Counts come first, then for each array its address, how far one row is from the next, and how far
-items are apart along each of the channels' axes and of others that a kernel knows, in bytes.
-Addresses of plain memory come last.
+items are apart along each of the channels' axes and of others that a kernel knows, in bytes. Where
+a loop runs from the last row to the first, its arrays are given from their last row on, with a
+negative stride: kernels know one direction only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def contiguous(shape: Sequence[int], item: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Array:
-    """An array that a kernel reads or writes.
+    """An array that a kernel reads or writes; plain memory has no axes.
 
     Attributes
     ----------
@@ -58,8 +59,12 @@ class Parameters:
         How many axes the channels have: the first ones of those that arrays have.
     inputs, outputs : list of Array
         What the loop is given and returns, in its order; a number of steps does not count.
-    works, more : sequence of str, optional
-        Names of plain memory, and of further numbers.
+    works : sequence of Array, optional
+        What kernels write for one another.
+    more : sequence of str, optional
+        Names of further numbers.
+    reverse : bool, optional
+        Whether the first step has the last row.
     """
 
     def __init__(
@@ -67,13 +72,13 @@ class Parameters:
         sizes: int,
         inputs: list[Array],
         outputs: list[Array],
-        works: Sequence[str] = (),
+        works: Sequence[Array] = (),
         more: Sequence[str] = (),
+        reverse: bool = False,
     ) -> None:
-        self.inputs, self.outputs = inputs, outputs
-        self.arrays = [*inputs, *outputs]
-        self.works, self.more = list(works), list(more)
-        self.sizes = sizes
+        self.inputs, self.outputs, self.works = inputs, outputs, list(works)
+        self.arrays = [*inputs, *outputs, *works]
+        self.more, self.sizes, self.reverse = list(more), sizes, reverse
         self.axes = (
             max([0, sizes - 1, *(own for array in self.arrays for _, own in array.kept)]) + 1
         )
@@ -83,32 +88,31 @@ class Parameters:
         for array in self.arrays:
             self.place[array.name] = self.count
             self.count += 2 + self.axes
-        self.place |= {name: self.count + k for k, name in enumerate(works)}
-        self.count += len(self.works)
 
     def pack(
-        self, values: dict[str, int], strides: Sequence[tuple[int, ...]]
+        self, values: dict[str, int], strides: Sequence[tuple[int, ...]], rows: Sequence[int]
     ) -> tuple[list[int], list[int]]:
-        """Return the numbers, and where among them the addresses go.
+        """Return the numbers, and where among them the addresses go, which are added.
 
         `values` are counts and sizes by name, zero if they are not given, `strides` those of all
-        arrays, in bytes.
+        arrays, in bytes, and `rows` how many rows of each the loop has.
         """
         packed = [0] * self.count
         for name, value in values.items():
             packed[self.place[name]] = value
-        for array, own in zip(self.arrays, strides, strict=True):
+        for array, own, count in zip(self.arrays, strides, rows, strict=True):
             first = self.place[array.name]
-            packed[first + 1] = own[0] if array.lead else 0
+            if array.lead:
+                packed[first + 1] = own[0]
+                if self.reverse and array not in self.works:
+                    packed[first : first + 2] = (count - 1) * own[0], -own[0]
             for axis, along in array.kept:
                 packed[first + 2 + along] = own[axis]
-        names = [*(array.name for array in self.arrays), *self.works]
-        return packed, [self.place[name] for name in names]
+        return packed, [self.place[array.name] for array in self.arrays]
 
     def struct(self) -> str:
         """Return the C struct, in which arrays have their numbers by name."""
         names = "".join(f"{array.name}, " for array in self.arrays)
-        works = "".join(f" char *{name};" for name in self.works)
         counts = ", ".join([*COUNTS, f"n[{max(self.sizes, 1)}]", *self.more])
         along = " || ".join(
             f"k == {array.name} && axis == {axis}"
@@ -118,7 +122,7 @@ class Parameters:
         return (
             f"struct Params {{\n  enum {{ {names}ARRAYS, SIZES = {self.sizes} }};\n"
             f"  int64_t {counts};\n"
-            f"  struct {{ char *data; int64_t t, e[{self.axes}]; }} at[ARRAYS];\n {works}\n"
+            f"  struct {{ char *data; int64_t t, e[{self.axes}]; }} at[ARRAYS];\n"
             "  /* Whether the items of array `k` differ along an axis. */\n"
             "  SCANLIB_METHOD static bool along(int k, int axis) {\n"
             f"    return {along or 'false'};\n  }}\n}};\n"

@@ -2,8 +2,6 @@
 
 The template (`scanlib/backends/cuda/template`) holds all schedules. It asks of a loop ``L``
 
-``REVERSE``
-    whether the first step has the last row;
 ``Fixed``, ``fix``
     the non-sequences of a channel;
 ``Rows``, ``load`` and ``Results``, ``store``
@@ -71,6 +69,7 @@ KERNELS = {
 Member = tuple[str, str, str]  # its name in a struct, its array, its row
 # For each channel, the first step with an index outside of its array, and the index.
 WRONG = "wrong"
+WORKS = ("summaries", "states", "flags")  # of blocks that look back
 TAKEN = "taken"  # the number of steps of a loop that ends by a condition, its last result
 # The dtypes in which a channel collects sums, wider than the items are.
 TOTALS = {"f": "float64", "i": "int64", "u": "uint64", "c": "complex128"}
@@ -129,8 +128,9 @@ class LoopWriter:
         self.parameters = Parameters(
             self.layout.ndim,
             *self._given(),
-            [] if self.composed is None else ["summaries", "states", "flags"],
+            [Array(name, "uint8", 0, ()) for name in WORKS if self.composed is not None],
             list(self.lengths),
+            self.signature.reverse,
         )
         self.arrays = {array.name: array for array in self.parameters.arrays}
         self.threads, self.items = self._block()
@@ -264,7 +264,6 @@ class LoopWriter:
     def _loop(self) -> str:
         """Return the struct of the loop."""
         with self.source.struct("Loop"):
-            self.source.line(f"enum {{ REVERSE = {int(self.signature.reverse)} }};")
             self.write_fixed()
             self.write_rows()
             self.write_results()
@@ -340,7 +339,7 @@ class LoopWriter:
                 self.source.line("x.t = t;")
 
     def write_results(self) -> None:
-        depths = [0 if self.signature.reverse else depth for depth in self.signature.depths]
+        depths = self.signature.depths
         items = [(f"h{i}", f"h{i}", f"(t + {depths[i]})") for i in self.traced]
         items += [(f"z{i}", f"z{i}", "t") for i in range(self.signature.n_outputs)]
         self.write_struct("Results", items)
@@ -355,7 +354,8 @@ class LoopWriter:
             self.source.line("p.chunk = SCANLIB_THREADS * SCANLIB_ITEMS;")
             for name in self._timed():
                 size = np.dtype(self.arrays[name].dtype).itemsize
-                self.source.line(f"p.at[Params::{name}].t = {size};")
+                stride = -size if self.signature.reverse else size
+                self.source.line(f"p.at[Params::{name}].t = {stride};")
 
     # Past values and carries
 
@@ -363,15 +363,15 @@ class LoopWriter:
         """Yield all past values: the state, how many steps back, and the row of ``K`` rows."""
         for i, depth in enumerate(self.signature.depths):
             for k in range(1, depth + 1):
-                yield i, k, k - 1 if self.signature.reverse else depth - k
+                yield i, k, depth - k
 
     def write_state(self) -> None:
-        outer, line, back = self.plan.outer, self.source.line, self.signature.reverse
+        outer, line = self.plan.outer, self.source.line
         given = [(f"r{i}_{k}", outer.initials[i], str(row)) for i, k, row in self.past()]
         given += [(f"c{i}", outer.carries[i], "0") for i in self.carried]
         more = [("int64_t", name) for name in ("step", "wrong_step", "wrong_index")]
         self.write_struct("State", given, *(more if self.places else ()))
-        head = "const scanlib_channel &l, int64_t steps, State &s, bool write"
+        head = "const scanlib_channel &l, State &s, bool write"
         with self.method(f"void start({head})"):
             self.read_all("s", given)
             if self.places:
@@ -379,8 +379,7 @@ class LoopWriter:
                 line("s.wrong_step = -1;")
             line("if (!write) return;")
             self.store_all("s", [
-                (f"r{i}_{k}", f"h{i}", f"(steps + {row})" if back else str(row))
-                for i, k, row in self.past() if i in self.traced
+                (f"r{i}_{k}", f"h{i}", str(row)) for i, k, row in self.past() if i in self.traced
             ])  # fmt: skip
         with self.method("void finish(const scanlib_channel &l, const State &s, int64_t taken)"):
             last = [(f"r{i}_{k}", f"h{i}", str(row))

@@ -1,13 +1,13 @@
-"""Products of a row of a matrix and a vector in a semiring, and whether several steps are trusted.
+"""Products of a row of a matrix and a vector in a semiring, and whether two items agree.
 
 Several steps are one map: its columns are what the steps make of the identity's columns, and, in
-the real semiring, of zero with the offsets. Composed items may leave the range of their type where
-single steps do not, so each has two bounds: of the largest number on the way (`peak`), and of the
-error from underflow (`lost`). From both follow bounds for the true state. What is not trusted is
-thrown away, and the steps are done one after the other.
-
-In the other semirings offsets are factors, so a map has no constant. A value is ordinary if it is
-zero, an infinity there, or far from overflow: then no sum on the way was NaN.
+the real semiring, of zero with the offsets. In the other semirings offsets are factors, so a map
+has no constant. Composed items may leave the range of their type where single steps do not, so the
+state that a map gives is compared with what single steps give. They agree where NaN and infinity
+are at the same places, and every other item differs by less than five eighths of the digits of its
+own scale, the larger one of what it was after the last two steps. So an item that is small beside
+others is not lost, and one that passes through zero is no alarm. Items that are near overflow must
+be equal.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 from scanlib.backends.cuda.scalar_code import Code, ScalarUnit, Source, computed
 from scanlib.kernels.elementary import FORMATS, vector_function
-from scanlib.kernels.language import BOOL, Type, Value, Writer
+from scanlib.kernels.language import BOOL, Type, Value
 from scanlib.kernels.linalg.semiring_products import better
 from scanlib.kernels.scalars import Number, Pair, parts_of
 from scanlib.kernels.spans import load_number, parts
-from scanlib.recurrences.losses import LARGE, is_some, size
+from scanlib.recurrences.losses import LARGE, size
 
 
 class RowProducts:
@@ -46,8 +46,8 @@ class RowProducts:
         self.zero = {"real": 0.0, "min": inf}.get(semiring, -inf)
         self.unit, self.source = ScalarUnit(), Source()
         self.write_product()
-        self.write_watch()
-        self.write_trusted()
+        self.write_scale()
+        self.write_agrees()
 
     def items(self, code: Code, name: str, dtype: str) -> list[Any]:
         """Return the items of an array."""
@@ -57,12 +57,10 @@ class RowProducts:
             load_number(code.writer, dtype, pointer, j * itemsize, 1) for j in range(self.length)
         ]
 
-    def terms(self, code: Code, *more: str) -> list[tuple[Any, ...]]:
-        """Return the items of a row, of a vector, and of further arrays of real numbers."""
+    def terms(self, code: Code) -> list[tuple[Any, ...]]:
+        """Return the items of a row and of a vector."""
         arrays = [self.items(code, name, self.dtype) for name in ("a", "x")]
-        return list(
-            zip(*arrays, *(self.items(code, name, self.real) for name in more), strict=True)
-        )
+        return list(zip(*arrays, strict=True))
 
     def kept(self, code: Code, j: int, value: Any, other: Any) -> Any:
         """Return a value where item `j` is there, another one where it is not."""
@@ -75,9 +73,6 @@ class RowProducts:
                 w.select(there, value.real, other.real), w.select(there, value.imag, other.imag)
             )
         return w.select(there, value, other)
-
-    def ordinary(self, value: Any) -> Value:
-        return value.equals(self.zero) | (abs(value) < LARGE[self.real])
 
     def method(self, head: str, name: str) -> Code:
         self.source.line(f"SCANLIB_METHOD static {head} {{")
@@ -106,72 +101,23 @@ class RowProducts:
             most = shift + w.call(log, total)[0]
         self.end(code, [most], "return")
 
-    def write_watch(self) -> None:
-        """Write what one step does to the bounds of one item; `carried` are the errors of `x`."""
-        code = self.method(
-            "Real watch(const Item *a, const Item *x, const Real *carried, uint64_t kept, "
-            "Item offset, Item value, Real &peak)",
-            "watch",
-        )
-        w: Writer = code.writer
-        peak: Any = code.read("peak", self.real)
-        offset = code.read("offset", self.dtype)
-        if self.semiring != "real":
-            watched = [*self.items(code, "a", self.dtype), offset, code.read("value", self.dtype)]
-            good = reduce(lambda x, y: x & y, map(self.ordinary, watched))
-            zero = w.constant(0, Type(self.real))
-            self.end(code, [w.select(good, peak, inf), zero], "peak =", "return")
-            return
-        form = FORMATS[self.real]
-        least, digit = 2.0 ** (1 - form.bias), 2.0 ** -(form.mantissa + 1)
-        scale: Any = w.constant(0, Type(self.real))
-        lost = scale
-        terms = self.terms(code, "carried")
-        for j, (a, x, error) in enumerate(terms):
-            scale = self.kept(code, j, w.fma(size(a), size(x), scale), scale)
-            lost = self.kept(code, j, w.fma(size(a), error, lost), lost)
-        found = w.local(lost)
-        with w.when(scale < least / digit):  # only sums of tiny terms can have lost what shows
-            under: Value = w.constant(False, BOOL)
-            for j, (a, x, _) in enumerate(terms):
-                tiny = is_some(a) & is_some(x) & (size(a) * size(x) < least)
-                under = under | self.kept(code, j, tiny, w.constant(False, BOOL))
-            w.assign(found, w.select(under, lost + self.length * least, lost))
-        scale = scale + size(offset)
-        peak = w.select(scale > peak, scale, peak)
-        peak = w.select(scale < LARGE[self.real], peak, inf)  # of NaN as well
-        self.end(code, [peak, w.copy(found)], "peak =", "return")
+    def write_scale(self) -> None:
+        """Write the larger one of a scale and of an item that is far from overflow."""
+        code = self.method("Real scale(Item x, Real most)", "scale")
+        new, most = size(code.read("x", self.dtype)), code.read("most", self.real)
+        larger = (new > most) & (new < LARGE[self.real])
+        self.end(code, [code.writer.select(larger, new, most)], "return")
 
-    def write_trusted(self) -> None:
-        """Write whether an item of several steps is what single steps give.
-
-        It is where a vector holds NaN, as all further ones then do, unless items are left out.
-        `peaks` and `losts` are those of the item in each column, `peak` and `lost` of the column
-        that starts at zero.
-        """
-        code = self.method(
-            "bool trusted(const Real *peaks, const Real *losts, const Item *x, Real peak, "
-            "Real lost, Item result)",
-            "trusted",
-        )
-        w, large = code.writer, LARGE[self.real]
-        peaks, x = self.items(code, "peaks", self.real), self.items(code, "x", self.dtype)
-        result = code.read("result", self.dtype)
-        settled: Value = w.constant(False, BOOL)
-        for part in [] if self.masked else [part for item in x for part in parts(item)]:
-            settled = settled | part.differs(part)
-        if self.semiring != "real":
-            good = reduce(lambda x, y: x & y, map(self.ordinary, [result, *x]))
-            good = reduce(lambda x, y: x & y, [value < large for value in peaks], good)
-            self.end(code, [settled | good], "return")
-            return
-        peak: Any = code.read("peak", self.real)
-        lost: Any = code.read("lost", self.real)
-        for one, error, item in zip(peaks, self.items(code, "losts", self.real), x, strict=True):
-            peak, lost = w.fma(one, size(item), peak), w.fma(error, size(item), lost)
-        digit = 2.0 ** -(FORMATS[self.real].mantissa + 1)
-        good = (peak < large) & (lost <= digit * size(result))
-        self.end(code, [settled | good], "return")
+    def write_agrees(self) -> None:
+        """Write whether two items are the same, but for rounding at their scale."""
+        code = self.method("bool agrees(Item x, Item y, Real scale)", "agrees")
+        scale: Any = code.read("scale", self.real)
+        room = scale * 2.0 ** -(FORMATS[self.real].mantissa * 5 // 8)
+        good: Value = code.writer.constant(True, BOOL)
+        for x, y in zip(*(parts(code.read(name, self.dtype)) for name in "xy"), strict=True):
+            same = x.equals(y) | (x.differs(x) & y.differs(y))
+            good = good & (same | (abs(x - y) <= room))
+        self.end(code, [good], "return")
 
 
 def _times_plus(code: Code, x: Any, y: Any, z: Any) -> Any:

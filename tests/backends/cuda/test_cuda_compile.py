@@ -311,9 +311,9 @@ def test_numbers_of_a_kernel_have_one_place_each():
     assert len(set(parameters.place.values())) == len(parameters.place)
     assert ctypes.sizeof(ctypes.c_longlong) * parameters.count < 4096
     strides = [(0,) * (array.lead + len(array.axes)) for array in parameters.arrays]
-    packed, slots = parameters.pack({"steps": 5}, strides)
+    packed, slots = parameters.pack({"steps": 5}, strides, [1] * len(strides))
     assert (packed[0], len(packed)) == (5, parameters.count)
-    assert len(set(slots)) == len(slots) == len(parameters.arrays) + len(parameters.works)
+    assert len(set(slots)) == len(slots) == len(parameters.arrays)
     source = (
         loop.unit("serial").source
         + """

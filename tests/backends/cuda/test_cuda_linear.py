@@ -207,10 +207,10 @@ class TestSchedule:
 
 
 def test_launches(monkeypatch):
-    """One launch if vectors are walked whole, three if they are cut."""
+    """One launch if vectors are walked whole, four if they are cut."""
     monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
     op = LinearScan.of("real", "fixed")
-    for steps, wanted in ((20, 1), (3000, 3)):
+    for steps, wanted in ((20, 1), (3000, 4)):
         before = launches()
         run(op, list(make_values(op, steps, 3)))
         assert launches() == before + wanted
@@ -223,4 +223,4 @@ def test_kernels_are_written_once():
     assert kernels_of(op, list(make_values(op, 9, 4))) is not first
     other = kernels_of(LinearScan.of("real", "fixed", reverse=True), list(make_values(op, 9, 3)))
     assert isinstance(other, LinearKernels)
-    assert other.source != first.source
+    assert other.source == first.source  # only strides differ

@@ -103,6 +103,24 @@ def test_states_that_decay_and_grow_again(size, dtype, cuda_on_host):
             np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.parametrize("size", [2, 9])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+def test_an_item_far_below_others_is_not_lost(size, dtype, cuda_on_host):
+    """What a product of matrices that vanishes has lost shows beside its own row alone."""
+    op = LinearScan.of("real", "steps", has_offset=False)
+    small, most, turn = (2.0**-9, 2.0**600, 120) if dtype == "float64" else (0.25, 2.0**90, 80)
+    factors = np.repeat([1.0, small, 1.0], [3, turn, turn + 3])
+    matrix = np.zeros((len(factors), size, size), dtype)
+    matrix[:, range(size), range(size)] = 1
+    matrix[:, 0, 0] = factors
+    initial = np.ones((1, size), dtype)
+    initial[0, 0] = most
+    expected = reference(op, matrix, None, initial, len(factors))
+    assert np.prod(factors.astype(dtype)) == 0 < abs(expected[-1, 0]) < 2.0**-60
+    with mock.patch.object(linear, "choose_linear", cut(2)):
+        np.testing.assert_array_equal(run(op, [matrix, initial]), expected)
+
+
 @pytest.mark.parametrize("size", [3, 9])
 def test_logarithms_far_apart(size, cuda_in_chunks):
     op = LinearScan.of("log", "fixed")

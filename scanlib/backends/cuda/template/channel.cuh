@@ -23,7 +23,3 @@ SCANLIB_DEVICE void scanlib_advance(scanlib_channel &l, int64_t rows) {
   SCANLIB_UNROLL
   for (int k = 0; k < Params::ARRAYS; k++) l.at[k] += rows * l.t[k];
 }
-/* Which row of the arrays belongs to step `i`. */
-template <class L> SCANLIB_DEVICE int64_t scanlib_row(int64_t steps, int64_t i) {
-  return L::REVERSE ? steps - 1 - i : i;
-}

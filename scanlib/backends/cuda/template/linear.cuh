@@ -7,16 +7,17 @@
  * is read while the other is written. All groups of a block take equally many steps, some of them
  * idly, so that threads wait for each other at the same places.
  *
- * The steps of few vectors are cut into chunks:
+ * The steps of few vectors are cut into chunks. Four kernels follow one another, all of which walk:
  *
- * 1. `scanlib_probe` runs every chunk from the columns of the identity, and from zero: what the chunk
- *    does to any state follows from where these end;
- * 2. `scanlib_carry` finds the state before each chunk;
- * 3. `scanlib_walk` runs all chunks from there.
+ * 1. `probe` every chunk from the columns of the identity, and from zero: what the chunk does to any
+ *    state follows from where these end, the columns of `m`;
+ * 2. `carry` the chunks themselves, as steps with the matrices `m`: the states before them, `s`;
+ * 3. `walk` all chunks from there, which end with `e`; `scale`, how large each item was after the last two steps;
+ * 4. `mend`: where a chunk did not end with the state from which the next one was walked, but for
+ *    rounding, that one is walked once more.
  */
 template <class L> struct scanlib_lane {
   typedef typename L::Item Item;
-  typedef typename L::Real Real;
   /* What belongs to one step. */
   struct terms {
     Item a[L::STEPS ? L::ROWS * L::SIZE : 1], b[L::OFFSET ? L::ROWS : 1];
@@ -27,9 +28,8 @@ template <class L> struct scanlib_lane {
   terms now[AHEAD], coming[AHEAD];
   Item a[L::STEPS ? 1 : L::ROWS * L::SIZE];
   Item x[L::ROWS], y[L::ROWS];
-  Real lost[L::ROWS], peak[L::ROWS];
   uint64_t kept[L::ROWS];
-  int64_t s, chunk, first, last; /* the channel; steps */
+  int64_t chunk, first, last; /* steps */
   int row, base, column;
   bool works, with_offset;
 
@@ -37,39 +37,50 @@ template <class L> struct scanlib_lane {
     row = t % L::GROUP * L::ROWS;
     base = t - t % L::GROUP;
     works = active && row < L::SIZE;
-    s = series;
     with_offset = L::OFFSET;
-    scanlib_locate(p, s, channel);
+    scanlib_locate(p, series, channel);
     SCANLIB_UNROLL
-    for (int r = 0; r < L::ROWS; r++) {
-      peak[r] = lost[r] = Real(0);
-      kept[r] = works && L::MASKED ? scanlib_kept<L>(p, channel, row + r) : ~uint64_t(0);
-    }
+    for (int r = 0; r < L::ROWS; r++) kept[r] = works && L::MASKED ? mask(p, row + r) : ~uint64_t(0);
     if (works && !L::STEPS) fetch_matrix(p, 0, a);
+  }
+  /* Take up a chunk; of `carry`, all of them. */
+  SCANLIB_METHOD void enter(const Params &p, int64_t which) {
+    const int64_t end = (which + 1) * p.chunk;
+    chunk = which;
+    first = L::CARRIES ? 0 : which * p.chunk;
+    last = L::CARRIES ? p.chunks - 1 : end < p.steps ? end : p.steps;
+  }
+  /* Where an item of a matrix is, in row `i` and column `j`, or one of a vector: item `i`. */
+  SCANLIB_METHOD char *place(const Params &p, int array, int64_t t, int i, int j = 0) const {
+    const int64_t *e = p.at[array].e;
+    return channel.at[array] + t * channel.t[array] + i * e[L::I] + j * e[L::J];
+  }
+  /* Which items of row `i` the mask keeps. */
+  SCANLIB_METHOD uint64_t mask(const Params &p, int i) const {
+    uint64_t bits = 0;
+    for (int j = 0; j < L::SIZE; j++) bits |= uint64_t(*place(p, L::MASK, 0, i, j) != 0) << j;
+    return bits;
   }
   SCANLIB_METHOD void fetch_matrix(const Params &p, int64_t t, Item *to) const {
     SCANLIB_UNROLL
     for (int k = 0; k < L::ROWS * L::SIZE; k++)
-      to[k] = scanlib_item<L>(p, channel, L::MATRIX, t, row + k / L::SIZE, k % L::SIZE);
+      to[k] = Item(scanlib_fetch<typename L::Memory>(
+          place(p, L::MATRIX, t, row + k / L::SIZE, k % L::SIZE)));
   }
   SCANLIB_METHOD void fetch(const Params &p, int64_t k, terms &to) const {
     if (!works || first + k >= last) return;
-    const int64_t t = scanlib_row<L>(p.steps, first + k);
-    if (L::STEPS) fetch_matrix(p, t, to.a);
+    if (L::STEPS) fetch_matrix(p, first + k, to.a);
     SCANLIB_UNROLL
     for (int r = 0; r < L::ROWS && L::OFFSET; r++)
-      to.b[r] = scanlib_item<L>(p, channel, L::ADDED, t, row + r, 0);
+      to.b[r] = Item(scanlib_fetch<typename L::Memory>(
+          place(p, L::ADDED, first + k, row + r, L::ADDED_COLUMN)));
   }
 };
 
-enum { SCANLIB_WALK, SCANLIB_PROBE, SCANLIB_SKIP }; /* store results, keep bounds, or neither */
-
 /* What the lanes of a block share: the items of vectors before a step and after it. */
 template <class L> struct scanlib_vectors {
-  enum { BLOCK = L::ALONE ? 1 : SCANLIB_THREADS };
-  typename L::Item x[2][BLOCK];
-  typename L::Real lost[2][BLOCK];
-  int wrong[SCANLIB_THREADS];
+  typename L::Item x[2][L::ALONE ? 1 : SCANLIB_THREADS];
+  int32_t found[SCANLIB_THREADS];
 };
 
 template <class L> struct scanlib_groups {
@@ -95,43 +106,38 @@ template <class L> struct scanlib_groups {
   SCANLIB_METHOD Item &item(int t, int r, int which) {
     return L::ALONE ? own[t].x[r] : all.x[which][L::ALONE ? 0 : t];
   }
-  SCANLIB_METHOD Real &error(int t, int r, int which) {
-    return L::ALONE ? own[t].lost[r] : all.lost[which][L::ALONE ? 0 : t];
-  }
 
   /* Step `k` of one thread; idle threads keep their value. */
-  template <int KIND>
   SCANLIB_METHOD void step(int t, int64_t k, typename Lane::terms &terms) {
     Lane &mine = own[t];
-    Real lost[L::ROWS];
     if (!mine.works || mine.first + k >= mine.last) {
       if (!L::ALONE) item(t, 0, 1 - now) = item(t, 0, now);
       return;
     }
     if (!L::AHEAD) mine.fetch(p, k, terms);
-    const int64_t row = scanlib_row<L>(p.steps, mine.first + k);
     const Item *x = vector(t), *a = L::STEPS ? terms.a : mine.a;
-    const Real *before = L::ALONE ? mine.lost : all.lost[now] + mine.base;
+    const int64_t left = mine.last - mine.first - k;
     SCANLIB_UNROLL
     for (int r = 0; r < L::ROWS; r++) {
-      const Item b = L::OFFSET && mine.with_offset ? terms.b[L::OFFSET ? r : 0] : Item(0);
-      const Item *line = a + r * L::SIZE;
-      mine.y[r] = L::product(line, x, mine.kept[r]);
-      if (L::OFFSET) mine.y[r] = mine.y[r] + b;
-      if (KIND == SCANLIB_PROBE)
-        lost[r] = L::watch(line, x, before, mine.kept[r], b, mine.y[r], mine.peak[r]);
-      if (KIND == SCANLIB_WALK && !L::LAST)
-        scanlib_store<L>(p, mine.channel, scanlib_after<L>(row), mine.row + r, 0, mine.y[r]);
+      mine.y[r] = L::product(a + r * L::SIZE, x, mine.kept[r]);
+      if (L::OFFSET)
+        mine.y[r] = mine.y[r] + (mine.with_offset ? terms.b[L::OFFSET ? r : 0] : Item(0));
+      if (L::TRACED)
+        *(typename L::Memory *)mine.place(p, L::RESULT, mine.first + k + 1, mine.row + r) =
+            typename L::Memory(mine.y[r]);
     }
     SCANLIB_UNROLL
+    for (int r = 0; r < L::ROWS; r++) item(t, r, 1 - now) = mine.y[r];
+    if (L::PROBES || L::CARRIES || p.chunks == 1 || left > 2) return;
+    SCANLIB_UNROLL
     for (int r = 0; r < L::ROWS; r++) {
-      item(t, r, 1 - now) = mine.y[r];
-      if (KIND == SCANLIB_PROBE) error(t, r, 1 - now) = lost[r];
+      Real &most = *(Real *)mine.place(p, Params::scale, mine.chunk, mine.row + r);
+      most = L::scale(mine.y[r], left == 2 || k == 0 ? Real(0) : most);
     }
   }
 
   /* All groups take `count` steps, with AHEAD of them read before they are needed. */
-  template <int KIND> SCANLIB_METHOD void take_steps(int64_t count) {
+  SCANLIB_METHOD void take_steps(int64_t count) {
     SCANLIB_EACH(t) {
       SCANLIB_UNROLL
       for (int k = 0; k < AHEAD && L::AHEAD; k++) own[t].fetch(p, k, own[t].coming[k]);
@@ -147,176 +153,124 @@ template <class L> struct scanlib_groups {
       }
       SCANLIB_UNROLL
       for (int k = 0; k < AHEAD; k++) {
-        SCANLIB_EACH(t) { step<KIND>(t, low + k, own[t].now[k]); }
+        SCANLIB_EACH(t) { step(t, low + k, own[t].now[k]); }
         if (!L::ALONE) SCANLIB_SYNC();
         now = 1 - now;
       }
     }
   }
+
+  /* Whether the items of a thread are those of the state before a chunk, but for rounding. */
+  SCANLIB_METHOD bool agrees(int t, int64_t chunk) {
+    const Lane &mine = own[t];
+    bool same = true;
+    SCANLIB_UNROLL
+    for (int r = 0; r < L::ROWS && mine.works; r++) {
+      const Item state = *(Item *)mine.place(p, Params::s, chunk, mine.row + r);
+      const Real scale = *(Real *)mine.place(p, Params::scale, chunk - 1, mine.row + r);
+      same = same && L::agrees(item(t, r, now), state, scale);
+    }
+    return same;
+  }
+  /* Keep what a chunk has ended with; of a result of one row, that is the last chunk's. */
+  SCANLIB_METHOD void keep(int t) {
+    const Lane &mine = own[t];
+    SCANLIB_UNROLL
+    for (int r = 0; r < L::ROWS && mine.works; r++) {
+      const Item &x = item(t, r, now);
+      if (p.chunks > 1) *(Item *)mine.place(p, Params::e, mine.chunk, mine.row + r) = x;
+      if (!L::TRACED && mine.chunk == p.chunks - 1)
+        *(typename L::Memory *)mine.place(p, L::RESULT, 0, mine.row + r) = typename L::Memory(x);
+    }
+  }
+  /* From which chunk on a vector is to be walked again, counted from the end. */
+  SCANLIB_METHOD int32_t *near(int t) { return (int32_t *)own[t].channel.at[Params::near]; }
 };
 
-/* Where an item of a column of a chunk is kept, and of the state before a chunk. Powers of one matrix
- * are the same for all chunks, and found once. */
-template <class L>
-SCANLIB_DEVICE int64_t scanlib_column_place(const Params &p, int64_t s, int64_t chunk, int column,
-                                             int i) {
-  if (L::ONE_POWER && column < L::SIZE) chunk = 0;
-  return ((chunk * p.channels + s) * L::COLUMNS + column) * L::SIZE + i;
-}
-template <class L>
-SCANLIB_DEVICE typename L::Item &scanlib_state_before(const Params &p, int64_t s, int64_t chunk,
-                                                      int i) {
-  return ((typename L::Item *)p.states)[(chunk * p.channels + s) * L::SIZE + i];
-}
-
-/* Item `i` of what a chunk makes of the state `x`; returns whether it can be trusted. */
-template <class L>
-SCANLIB_DEVICE bool scanlib_apply_chunk(const Params &p, int64_t s, int64_t chunk, int i,
-                                        const typename L::Item *x, typename L::Item &y) {
-  typedef typename L::Item Item;
-  typedef typename L::Real Real;
-  const Item *columns = (const Item *)p.columns;
-  const Real *bounds = (const Real *)p.bounds;
-  Item a[L::SIZE], b = Item(0);
-  Real peaks[L::SIZE], losts[L::SIZE], peak = Real(0), lost = Real(0);
-  SCANLIB_UNROLL
-  for (int j = 0; j < L::SIZE; j++) {
-    const int64_t place = scanlib_column_place<L>(p, s, chunk, j, i);
-    a[j] = columns[place];
-    peaks[j] = bounds[2 * place];
-    losts[j] = bounds[2 * place + 1];
-  }
-  if (L::COLUMNS > L::SIZE) {
-    const int64_t place = scanlib_column_place<L>(p, s, chunk, L::SIZE, i);
-    b = columns[place];
-    peak = bounds[2 * place];
-    lost = bounds[2 * place + 1];
-  }
-  y = L::product(a, x, ~uint64_t(0)) + b;
-  return L::trusted(peaks, losts, x, peak, lost, y);
-}
-
-/* A group walks one chunk of one vector; where only the last row is wanted, the last one. */
+/* Each group walks one chunk of one vector or column; of `carry`, all chunks. */
 template <class L> SCANLIB_DEVICE void scanlib_walk(const Params &p, int64_t block) {
+  typedef typename L::Item Item;
   SCANLIB_SHARED scanlib_vectors<L> all;
   scanlib_groups<L> groups(p, all);
   SCANLIB_EACH(t) {
     scanlib_lane<L> &mine = groups.own[t];
-    const int64_t job = groups.job(block, t), chunk = L::LAST ? p.chunks - 1 : job / p.channels;
-    const bool active = job < p.channels * (L::LAST ? 1 : p.chunks);
-    mine.locate(p, t, active ? job % p.channels : 0, active);
-    mine.first = chunk * p.chunk;
-    mine.last = mine.first + p.chunk < p.steps ? mine.first + p.chunk : p.steps;
+    const int64_t chunks = L::CARRIES ? 1 : L::PROBES ? p.chunks - 1 : p.chunks;
+    int64_t job = groups.job(block, t);
+    const bool active = job < p.channels * chunks * L::COLUMNS;
+    if (!active) job = 0;
+    mine.column = (int)(job % L::COLUMNS);
+    job /= L::COLUMNS;
+    mine.locate(p, t, job % p.channels, active);
+    mine.enter(p, job / p.channels);
+    if (L::PROBES) mine.with_offset = L::OFFSET && (!L::LINEAR || mine.column == L::SIZE);
+    if (L::CARRIES && mine.works && !mine.row) *groups.near(t) = 0;
     SCANLIB_UNROLL
     for (int r = 0; r < L::ROWS; r++) {
-      typename L::Item x = typename L::Item(0);
-      if (mine.works) {
-        x = p.chunks > 1 ? scanlib_state_before<L>(p, mine.s, chunk, mine.row + r)
-                         : scanlib_item<L>(p, mine.channel, L::INITIAL, 0, mine.row + r, 0);
-        if (!L::LAST && chunk == 0)
-          scanlib_store<L>(p, mine.channel, scanlib_before<L>(p.steps), mine.row + r, 0, x);
+      const int i = mine.row + r;
+      Item x = i == mine.column ? L::unit() : L::zero();
+      if (!L::PROBES && mine.works) {
+        const bool cut = !L::CARRIES && p.chunks > 1;
+        x = cut ? *(Item *)mine.place(p, Params::s, mine.chunk, i)
+                : Item(scanlib_fetch<typename L::Outer>(mine.place(p, Params::x, 0, i)));
+        if (L::TRACED && mine.chunk == 0)
+          *(typename L::Memory *)mine.place(p, L::RESULT, 0, i) = typename L::Memory(x);
       }
       groups.item(t, r, 0) = x;
     }
   }
   SCANLIB_SYNC();
-  groups.template take_steps<SCANLIB_WALK>(p.steps < p.chunk ? p.steps : p.chunk);
+  groups.take_steps(L::CARRIES ? p.chunks - 1 : p.steps < p.chunk ? p.steps : p.chunk);
   SCANLIB_EACH(t) {
     const scanlib_lane<L> &mine = groups.own[t];
     SCANLIB_UNROLL
-    for (int r = 0; r < L::ROWS; r++)
-      if (L::LAST && mine.works)
-        scanlib_store<L>(p, mine.channel, 0, mine.row + r, 0, groups.item(t, r, groups.now));
+    for (int r = 0; r < L::ROWS && L::PROBES && mine.works; r++)
+      *(Item *)mine.place(p, Params::m, mine.chunk, mine.row + r, mine.column) =
+          groups.item(t, r, groups.now);
+    if (L::PROBES || L::CARRIES) continue;
+    groups.keep(t);
+    if (mine.chunk < p.chunks - 1 && !groups.agrees(t, mine.chunk + 1))
+      scanlib_at_least(groups.near(t), (int32_t)(p.chunks - 1 - mine.chunk));
   }
 }
 
-/* A group walks one column of one chunk of one vector. Groups side by side share matrices where these
- * change from step to step. */
-template <class L> SCANLIB_DEVICE void scanlib_probe(const Params &p, int64_t block) {
+/* A group walks chunks of one vector again. A block begins with the first of any of its vectors. */
+template <class L> SCANLIB_DEVICE void scanlib_mend(const Params &p, int64_t block) {
+  typedef typename L::Item Item;
   SCANLIB_SHARED scanlib_vectors<L> all;
   scanlib_groups<L> groups(p, all);
   SCANLIB_EACH(t) {
-    scanlib_lane<L> &mine = groups.own[t];
-    const int64_t chunks = p.chunks - 1, every = p.channels * chunks;
-    int64_t job = groups.job(block, t);
-    bool active = job < every * L::COLUMNS;
-    if (!active) job = 0;
-    mine.column = (int)(L::STEPS ? job % L::COLUMNS : job / every);
-    const int64_t rest = L::STEPS ? job / L::COLUMNS : job % every;
-    mine.chunk = rest / p.channels;
-    if (L::ONE_POWER && mine.column < L::SIZE && mine.chunk) active = false;
-    mine.locate(p, t, rest % p.channels, active);
-    mine.first = mine.chunk * p.chunk;
-    mine.last = mine.first + p.chunk;
-    mine.with_offset = L::OFFSET && (!L::LINEAR || mine.column == L::SIZE);
-    SCANLIB_UNROLL
-    for (int r = 0; r < L::ROWS; r++) {
-      groups.item(t, r, 0) = mine.row + r == mine.column ? L::unit() : L::zero();
-      groups.error(t, r, 0) = typename L::Real(0);
-    }
-  }
-  SCANLIB_SYNC();
-  groups.template take_steps<SCANLIB_PROBE>(p.chunk);
-  SCANLIB_EACH(t) {
-    const scanlib_lane<L> &mine = groups.own[t];
-    SCANLIB_UNROLL
-    for (int r = 0; r < L::ROWS; r++)
-      if (mine.works) {
-        const int64_t place =
-            scanlib_column_place<L>(p, mine.s, mine.chunk, mine.column, mine.row + r);
-        ((typename L::Item *)p.columns)[place] = groups.item(t, r, groups.now);
-        ((typename L::Real *)p.bounds)[2 * place] = mine.peak[r];
-        ((typename L::Real *)p.bounds)[2 * place + 1] = groups.error(t, r, groups.now);
-      }
-  }
-}
-
-/* Find the states before each chunk. Where one cannot be trusted, its group walks the chunk. */
-template <class L> SCANLIB_DEVICE void scanlib_carry(const Params &p, int64_t block) {
-  SCANLIB_SHARED scanlib_vectors<L> all;
-  scanlib_groups<L> groups(p, all);
-  SCANLIB_EACH(t) {
-    scanlib_lane<L> &mine = groups.own[t];
     const int64_t s = groups.job(block, t);
-    mine.locate(p, t, s < p.channels ? s : 0, s < p.channels);
-    SCANLIB_UNROLL
-    for (int r = 0; r < L::ROWS; r++)
-      groups.item(t, r, 0) =
-          mine.works ? scanlib_item<L>(p, mine.channel, L::INITIAL, 0, mine.row + r, 0)
-                     : typename L::Item(0);
+    groups.own[t].locate(p, t, s < p.channels ? s : 0, s < p.channels);
+    all.found[t] = groups.own[t].works ? *groups.near(t) : 0;
   }
   SCANLIB_SYNC();
-  for (int64_t chunk = 0; chunk < p.chunks; chunk++) {
+  int32_t most = 0;
+  for (int t = 0; t < SCANLIB_THREADS; t++) most = all.found[t] > most ? all.found[t] : most;
+  for (int64_t chunk = p.chunks - most; chunk < p.chunks; chunk++) {
+    SCANLIB_SYNC();
     SCANLIB_EACH(t) {
-      scanlib_lane<L> &mine = groups.own[t];
-      all.wrong[t] = 0;
+      const scanlib_lane<L> &mine = groups.own[t];
       SCANLIB_UNROLL
-      for (int r = 0; r < L::ROWS; r++)
-        if (mine.works) {
-          const int i = mine.row + r;
-          scanlib_state_before<L>(p, mine.s, chunk, i) = groups.item(t, r, groups.now);
-          if (chunk < p.chunks - 1 &&
-              !scanlib_apply_chunk<L>(p, mine.s, chunk, i, groups.vector(t), mine.y[r]))
-            all.wrong[t] = 1;
-        }
+      for (int r = 0; r < L::ROWS && mine.works; r++)
+        groups.item(t, r, groups.now) = *(Item *)mine.place(p, Params::e, chunk - 1, mine.row + r);
     }
     SCANLIB_SYNC();
-    if (chunk == p.chunks - 1) return;
-    bool walk = false;
-    for (int t = 0; t < SCANLIB_THREADS; t++) walk = walk || all.wrong[t];
+    SCANLIB_EACH(t) { all.found[t] = !groups.agrees(t, chunk); }
+    SCANLIB_SYNC();
+    bool any = false;
+    for (int t = 0; t < SCANLIB_THREADS; t++) any = any || all.found[t];
     SCANLIB_EACH(t) {
       scanlib_lane<L> &mine = groups.own[t];
-      bool wrong = false;
-      for (int k = 0; k < L::GROUP; k++) wrong = wrong || all.wrong[mine.base + k];
-      mine.first = chunk * p.chunk;
-      mine.last = wrong ? mine.first + p.chunk : mine.first;
-      SCANLIB_UNROLL
-      for (int r = 0; r < L::ROWS; r++)
-        if (mine.works && !wrong) groups.item(t, r, groups.now) = mine.y[r];
+      bool found = false;
+      for (int k = 0; k < L::GROUP; k++) found = found || all.found[mine.base + k];
+      mine.enter(p, chunk);
+      if (!found) mine.last = mine.first;
     }
-    SCANLIB_SYNC();
-    if (!walk) continue;
+    if (!any) continue;
     SCANLIB_NOTE();
-    groups.template take_steps<SCANLIB_SKIP>(p.chunk);
+    groups.take_steps(p.chunk);
+    SCANLIB_EACH(t) {
+      if (groups.own[t].last > groups.own[t].first) groups.keep(t);
+    }
   }
 }

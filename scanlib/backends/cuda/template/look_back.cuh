@@ -28,23 +28,25 @@ enum { SCANLIB_STRETCH, SCANLIB_WHOLE_GROUP, SCANLIB_END }; /* what is published
 
 /* The flags begin with the number of the next block, and for each channel how many chunks there are
  * from the first one on that came near to overflow. */
-SCANLIB_DEVICE int32_t *scanlib_near(const Params &p, int64_t c) {
-  return ((int32_t *)p.flags) + 1 + c;
+SCANLIB_DEVICE int32_t *scanlib_flags(const Params &p) {
+  return (int32_t *)p.at[Params::flags].data;
 }
+SCANLIB_DEVICE int32_t *scanlib_near(const Params &p, int64_t c) { return scanlib_flags(p) + 1 + c; }
 SCANLIB_DEVICE int32_t *scanlib_flag(const Params &p, int what, int64_t place, int64_t c) {
-  return ((int32_t *)p.flags) + 1 + p.channels + (what * p.chunks + place) * p.channels + c;
+  return scanlib_flags(p) + 1 + p.channels + (what * p.chunks + place) * p.channels + c;
 }
 SCANLIB_DEVICE void scanlib_reset(const Params &p, int64_t index) {
-  if (index < 1 + p.channels + 3 * p.chunks * p.channels) ((int32_t *)p.flags)[index] = 0;
+  if (index < 1 + p.channels + 3 * p.chunks * p.channels) scanlib_flags(p)[index] = 0;
 }
 
 template <class L> SCANLIB_DEVICE typename L::State *scanlib_states(const Params &p) {
-  return (typename L::State *)p.states;
+  return (typename L::State *)p.at[Params::states].data;
 }
 template <class L>
 SCANLIB_DEVICE typename L::Summary &scanlib_published(const Params &p, int what, int64_t place,
                                                       int64_t c) {
-  return ((typename L::Summary *)p.summaries)[(what * p.chunks + place) * p.channels + c];
+  typename L::Summary *first = (typename L::Summary *)p.at[Params::summaries].data;
+  return first[(what * p.chunks + place) * p.channels + c];
 }
 template <class L>
 SCANLIB_DEVICE void scanlib_publish(const Params &p, int what, int64_t place, int64_t c,
@@ -160,7 +162,7 @@ template <class L> SCANLIB_DEVICE void scanlib_look_back(const Params &p) {
   SCANLIB_SHARED scanlib_shared<L> shared;
   SCANLIB_SHARED int32_t ticket;
   SCANLIB_EACH(t) {
-    if (t == 0) ticket = scanlib_ticket((int32_t *)p.flags);
+    if (t == 0) ticket = scanlib_ticket(scanlib_flags(p));
   }
   SCANLIB_SYNC();
   SCANLIB_SHAKE();
@@ -186,9 +188,9 @@ template <class L> SCANLIB_DEVICE void scanlib_mend(const Params &p, int64_t c) 
   const typename L::Sums none = {};
   scanlib_locate(p, c, channel);
   L::fix(p, channel, fixed);
-  L::start(channel, p.steps, state, false);
+  L::start(channel, state, false);
   if (chunk) state = scanlib_states<L>(p)[(chunk - 1) * p.channels + c];
-  scanlib_steps<L, 4>(channel, fixed, p.steps, chunk * p.chunk, p.steps, state, sums);
+  scanlib_steps<L, 4>(channel, fixed, chunk * p.chunk, p.steps, state, sums);
   L::finish(channel, state, p.steps);
   L::keep(channel, chunk, sums);
   for (int64_t k = chunk + 1; L::SUMS && k < p.chunks; k++) L::keep(channel, k, none);

@@ -84,13 +84,11 @@ template <class L> struct scanlib_block {
   const Params &p;
   scanlib_shared<L> &shared;
   const int lanes, bits, apart; /* channels; threads of each */
-  const int64_t further;        /* rows from one step of a thread that reads to its next */
   scanlib_each<scanlib_thread<L> > own;
 
   SCANLIB_METHOD scanlib_block(const Params &given, scanlib_shared<L> &memory)
       : p(given), shared(memory), lanes((int)given.lanes), bits((int)given.lane_bits),
-        apart(SCANLIB_THREADS >> (int)given.lane_bits),
-        further(scanlib_row<L>(given.steps, apart) - scanlib_row<L>(given.steps, 0)) {}
+        apart(SCANLIB_THREADS >> (int)given.lane_bits) {}
 
   /* Whether a thread is the one that speaks for its channel. */
   SCANLIB_METHOD bool leads(int t) { return t < lanes && own[t].active; }
@@ -106,7 +104,7 @@ template <class L> struct scanlib_block {
       mine.sums = Sums();
       L::fix(p, mine.channel(p), mine.fixed);
       if (t < lanes) shared.redo[t] = shared.alarm[t] = shared.again = 0;
-      if (leads(t)) L::start(mine.channel(p), p.steps, shared.current()[t], first);
+      if (leads(t)) L::start(mine.channel(p), shared.current()[t], first);
     }
   }
 
@@ -132,12 +130,12 @@ template <class L> struct scanlib_block {
     SCANLIB_EACH(t) {
       if (own[t].active) {
         scanlib_channel here = own[t].channel(p);
-        scanlib_advance(here, scanlib_row<L>(p.steps, begin + own[t].segment));
+        scanlib_advance(here, begin + own[t].segment);
         SCANLIB_UNROLL
         for (int k = 0; k < SCANLIB_ITEMS; k++) {
           if (WHOLE || own[t].segment + k * apart < n)
             L::load(here, 0, shared.rows()[dealt<WHOLE>(t, k)]);
-          scanlib_advance(here, further);
+          scanlib_advance(here, apart);
         }
       }
     }
@@ -252,7 +250,7 @@ template <class L> struct scanlib_block {
     for (int k = 0; k < n; k++) {
       if (k % SCANLIB_ITEMS == 0) shared.entries()[k / SCANLIB_ITEMS * lanes + mine.lane] = state;
       const State before = state;
-      L::load(channel, scanlib_row<L>(p.steps, begin + k), rows);
+      L::load(channel, begin + k, rows);
       L::step(mine.fixed, rows, state, sums, results);
       moderate &= L::moderate(before, state);
     }
@@ -298,12 +296,12 @@ template <class L> struct scanlib_block {
       if (t < lanes) shared.redo[t] = shared.again = 0;
       if (own[t].active) {
         scanlib_channel here = own[t].channel(p);
-        scanlib_advance(here, scanlib_row<L>(p.steps, begin + own[t].segment));
+        scanlib_advance(here, begin + own[t].segment);
         SCANLIB_UNROLL
         for (int k = 0; k < SCANLIB_ITEMS; k++) {
           if (WHOLE || own[t].segment + k * apart < n)
             L::store(here, 0, shared.results()[dealt<WHOLE>(t, k)]);
-          scanlib_advance(here, further);
+          scanlib_advance(here, apart);
         }
       }
     }
