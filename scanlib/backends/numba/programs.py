@@ -16,13 +16,13 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from scanlib._compat.numba import RETCODE_EXC, cgutils, impl_ret_new_ref
+from scanlib._compat.numba import RETCODE_EXC, cgutils, impl_ret_new_ref, new_array_of
 from scanlib.backends.handler.programs import registered
 from scanlib.backends.handler.thunks import COMPILED
-from scanlib.backends.numba.callbacks import BYTES
-from scanlib.backends.numba.memory import fresh_array
 from scanlib.kernels.program import ArrayType, LoopProgram
 from scanlib.source_keys import source_key
+
+BYTES = ir.IntType(8).as_pointer()
 
 
 def call_program(program: LoopProgram, numbers: bool = False) -> tuple[Any, str]:
@@ -122,6 +122,6 @@ def _result(context: Any, builder: Any, kind: Any, item: Any, place: Any) -> Any
         return builder.load(place)
     if not isinstance(kind, types.Array):
         return context.unpack_value(builder, item, place)
-    array = fresh_array(context, builder, kind, ())
+    array = new_array_of(context, builder, kind, ())
     builder.store(builder.load(place), array.data)
     return array._getvalue()
