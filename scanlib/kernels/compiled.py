@@ -21,7 +21,7 @@ from pytensor.configdefaults import config
 
 from scanlib import kept_files
 from scanlib.kernels.language import Function, Kernel
-from scanlib.kernels.printers.llvm import print_kernels, shared_functions
+from scanlib.kernels.printers.llvm import count_loops, print_kernels, shared_functions
 from scanlib.kernels.processor import has_fused_multiply_add, processor
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.thread_parts import combining_kernel
@@ -130,7 +130,7 @@ def _compile(text: str) -> bytes:
     options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
-    with _without_strength_reduction(text.count("\nlatch_for") > MANY_LOOPS):
+    with _without_strength_reduction(count_loops(text) > MANY_LOOPS):
         return machine.emit_object(module)
 
 

@@ -21,6 +21,7 @@ from scanlib.kernels.language import (
     Value,
     write_function,
 )
+from scanlib.kernels.printers.llvm import count_loops, print_kernels
 from scanlib.kernels.verifier import KernelError, verify
 from tests.kernel_runs import COMPILER, by_c, by_llvm, interpreted, write_kernel
 
@@ -357,3 +358,15 @@ def test_vectors_stay_inside_shared_functions():
         return ()
 
     verify(write_function("apart", [POINTER, POINTER], negate, is_shared=True))
+
+
+def test_loops_of_a_module_are_counted():
+    """Each `for`, nested ones and those of functions as well; no `while`."""
+    step = write_function("step", [POINTER, POINTER, INT64], lambda w, *given: (sums(w, *given),))
+
+    def nested(w, x, out, n):
+        with w.loop(0, n), w.loop(0, n):
+            w.call(step, x, out, n)
+
+    kernel = write_kernel("nested", {"x": POINTER, "out": POINTER, "n": INT64}, nested)
+    assert count_loops(print_kernels(kernel)) == 3

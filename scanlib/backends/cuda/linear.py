@@ -249,8 +249,7 @@ class LinearKernels(Kernels):
             counts = {}
         each = self.threads // self.group
         jobs = [(name, -(-count // each), self.threads) for name, count in counts.items()]
-        lengths = {"x": 1}
-        rows = [lengths.get(array.name, sizes.steps) for array in self.parameters.inputs]
+        rows = [1 if own.name == "x" else sizes.steps for own in self.parameters.inputs]
         given = list(zip(strides, rows, strict=True))
         return self.prepared(values, given, sizes.outputs, works, jobs)
 

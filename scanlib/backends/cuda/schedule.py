@@ -29,7 +29,7 @@ STRETCHES = 8  # fewer are walked by one block
 SLOTS = 32  # threads of a block for each of its channels that looks back: groups need some
 
 THREADS = 1024  # per multiprocessor: so many hide the time that memory takes
-FEWEST_STEPS = 512  # below, one launch is over before three have started
+FEWEST_STEPS = 512  # below, one launch is over before four have started
 FEWEST_CHUNKS = 4  # each step of a chunk is taken twice, and more
 
 

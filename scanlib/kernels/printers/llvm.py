@@ -29,6 +29,7 @@ MOST_COPIES = 24  # of a function that is inlined: more would take long to compi
 
 MOST_ACCESSES = 100  # of memory, in a loop that LLVM compares with each other
 UNREAD = "%unread = alloca i8"
+LATCH = "latch_"  # begins the label of the end of each `for`
 _NAME = re.compile(r"%([\w.]+)")
 _ACCESS = re.compile(r"  (?:%[\w.]+ = load|store) [^%]*%(?![\w.]*\.slot\b)")
 _FLOAT = {"float32": "float", "float64": "double"}
@@ -113,6 +114,11 @@ def print_kernels(*kernels: ir.Kernel, fused: bool = True) -> str:
     for kernel in kernels:
         module.kernel(kernel)
     return "\n".join(module.text())
+
+
+def count_loops(module: str) -> int:
+    """Return how many `for` loops the text of a module has."""
+    return module.count(f"\n{LATCH}")
 
 
 class _Module:
@@ -434,14 +440,14 @@ class _Body:
         self.label(before)
         self.line(f"br label %{head}")
         self.label(head)
-        self.line(f"%{index} = phi i64 [ {first}, %{before} ], [ %{index}.next, %latch_{head} ]")
+        self.line(f"%{index} = phi i64 [ {first}, %{before} ], [ %{index}.next, %{LATCH}{head} ]")
         inside = self.new()
         self.line(f"{inside} = icmp slt i64 %{index}, {last}")
         self.line(f"br i1 {inside}, label %{body}, label %{end}")
         self.label(body)
         self.body_of_loop(statement.body)
-        self.line(f"br label %latch_{head}")
-        self.label(f"latch_{head}")
+        self.line(f"br label %{LATCH}{head}")
+        self.label(f"{LATCH}{head}")
         self.line(f"%{index}.next = add nsw i64 %{index}, {statement.step}")
         self.line(f"br label %{head}")
         self.label(end)
