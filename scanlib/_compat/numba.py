@@ -14,6 +14,7 @@ from numba.core.callconv import RETCODE_EXC  # what a kernel that failed returns
 from numba.core.errors import NumbaError
 from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref  # who counts references
 from numba.core.runtime import _nrt_python  # memory whose users are counted
+from numba.np.arrayobj import _empty_nd_impl as new_array_of  # what is inside `np.empty`
 from numba.np.arrayobj import populate_array  # arrays over given memory
 
 # PyTensor's way from source to a function that numba may keep on disk; its copy of a value of any

@@ -71,11 +71,7 @@ class Routine:
     name: str
 
 
-class CarryShapeError(Exception):
-    """A carry gets another shape: kernels that keep its memory leave the loop to another way.
-
-    Whoever runs a program catches it (`LoopProgram.unfit`).
-    """
+UNFIT = "NotCompilableError"  # of `scanlib.ops.execution`, which whoever runs a program catches
 
 
 @dataclass(frozen=True)
@@ -175,9 +171,6 @@ class LoopProgram:
         Whether the workspace may have any bytes.
     progress : bool
         Whether its polls tell how far it is.
-    unfit : int
-        The failure of `prepare` that says that these kernels cannot run the loop on the given
-        inputs, and that something else has to; 0 if there is none.
     """
 
     name: str
@@ -190,8 +183,12 @@ class LoopProgram:
     shared: tuple[int, ...] = ()
     may_stop: bool = False
     has_workspace: bool = False
-    unfit: int = 0
     progress: bool = field(default_factory=wants_progress)
+
+    @property
+    def may_be_unfit(self) -> bool:
+        """Whether the loop may have to run in another way: where a carry gets another shape."""
+        return any(failure.error == UNFIT for failure in self.failures.values())
 
 
 @dataclass

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from scanlib.kernels import program as program_errors
 from scanlib.kernels.compiled import compile_program
 from scanlib.kernels.language import ASK, FRAME, FULL, INTERRUPTED, NUMBERS, PROGRESS
 from scanlib.kernels.program import AGAIN, LoopProgram
 from scanlib.kernels.progress import DONE, FAILED, Progress, progress_of
-from scanlib.ops import errors
+from scanlib.ops import errors, execution
 
 Entry = Callable[[int, int], int]
 # Polls ask the interpreter, whose lock must be held.
@@ -155,7 +154,7 @@ def raise_failure(program: LoopProgram, code: int, values: np.ndarray) -> None:
     failure = program.failures[code]
     kind = next(
         getattr(home, failure.error)
-        for home in (errors, builtins, np.linalg, program_errors)
+        for home in (errors, builtins, np.linalg, execution)
         if hasattr(home, failure.error)
     )
     numbers = map(int, values[: failure.count])

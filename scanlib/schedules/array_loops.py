@@ -51,7 +51,15 @@ from scanlib.kernels.arrays.sizes import (
     total,
 )
 from scanlib.kernels.language import BOOL, INT64, POINTER, Block, Kernel, Type, Value
-from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, TableKernel, Words
+from scanlib.kernels.program import (
+    UNFIT,
+    ArrayType,
+    Kernels,
+    LoopProgram,
+    Output,
+    TableKernel,
+    Words,
+)
 from scanlib.kernels.scalars import Scalars
 from scanlib.kernels.spans import itemsize
 from scanlib.ops.row_ops.step_products import StepProducts
@@ -445,7 +453,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
             yield value, Destination(partial(self.output_row, i), "StepShapeError", texts)
         for i, value in enumerate(loop.result.carries):
             texts = (CARRY,) * value.type.ndim
-            yield value, Destination(partial(self.next_carry, i), CARRY_ERROR, texts)
+            yield value, Destination(partial(self.next_carry, i), UNFIT, texts)
 
     def choose_destinations(self) -> None:
         """Let results be computed in the row or the buffer that will hold them."""
@@ -480,7 +488,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
                 write_copy(self.body, place, output)
 
 
-CARRY_ERROR, CARRY = "CarryShapeError", "a carry gets another shape"
+CARRY = "a carry gets another shape"
 
 
 def array_program(op: Scan) -> LoopProgram:
@@ -494,7 +502,6 @@ def array_program(op: Scan) -> LoopProgram:
     loop = ArrayLoop(op)
     run = ArraysRun(loop).kernel()
     prepare = PrepareArrays(loop).kernel()
-    codes = [code for code, failure in loop.failures.items() if failure.error == CARRY_ERROR]
     rings = any(map(loop.has_ring, range(loop.signature.n_states)))
     return LoopProgram(
         name=op.name or "loop",
@@ -506,7 +513,6 @@ def array_program(op: Scan) -> LoopProgram:
         functions=tuple(loop.functions),
         may_stop=loop.signature.has_stop,
         has_workspace=rings or bool(loop.workspace.parts),
-        unfit=codes[0] if codes else 0,
     )
 
 

@@ -10,7 +10,7 @@ from pytensor.compile.mode import OPT_FAST_RUN, Mode
 from pytensor.configdefaults import config
 
 from scanlib import scan, until
-from scanlib.backends.handler import instructions, thunks
+from scanlib.backends.handler import thunks
 from scanlib.kernels import progress
 
 MODES = {"numba": "NUMBA", "c": Mode("cvm", OPT_FAST_RUN), "FAST_COMPILE": "FAST_COMPILE"}
@@ -84,8 +84,7 @@ def test_a_loop_that_fails_closes_its_bar(bars):
 
 
 def test_it_does_where_there_is_no_compiler(bars, monkeypatch):
-    for module in (instructions, thunks):
-        monkeypatch.setattr(module, "library", lambda: None)
+    monkeypatch.setattr(thunks, "library", lambda: None)
     test_a_loop_that_fails_closes_its_bar(bars)
 
 

@@ -38,7 +38,6 @@ def test_the_key_changes_with_the_text_of_what_writes(change):
     assert change(None) == key
     for module in (
         WRITER,
-        "scanlib.backends.numba.callbacks",
         "scanlib.schedules.blocks",
         "scanlib.recurrences.affine",
         "scanlib.kernels.language",

@@ -68,11 +68,10 @@ static void cut_rows(scanlib_call &call, int64_t k, Compiled *array) {
   array->numbers[0] = rows;
 }
 
-/* Inputs and outputs are addresses: of arrays as numba has them, and of numbers. Returns zero, one
- * where the program cannot run on such inputs (it fails with the code `unfit`), or -1 with an
- * exception. A program is asked for by its key once in each module, which has a place for it. */
+/* Inputs and outputs are addresses: of arrays as numba has them, and of numbers. Returns zero, or -1
+ * with an exception. A program is asked for by its key once in each module, which has a place for it. */
 extern "C" int scanlib_compiled(const scanlib_program **place, const char *key, void **given,
-                                void **made, int64_t unfit) {
+                                void **made) {
   if (!*place) {
     const PyGILState_STATE state = PyGILState_Ensure();
     PyObject *found = PyObject_CallFunction(find_program, "s", key);
@@ -93,7 +92,6 @@ extern "C" int scanlib_compiled(const scanlib_program **place, const char *key, 
       call.give(k, array, NULL, NULL);
   }
   int64_t code = fine ? call.prepare() : 0, count = 0;
-  if (code && code == unfit) return 1;
   for (; fine && !code && count < program->n_outputs; count++) {
     if (program->outputs[count].ndim)
       fine = make_output(call, count, (Compiled *)made[count]);

@@ -23,7 +23,7 @@ def source(name: str) -> str:
     """Return a file of this folder, with the headers of this folder where they are included."""
     folder = files("scanlib.backends.handler")
     text = folder.joinpath(name).read_text()
-    for header in ("program.h", "xla.h", "lines.h", "compiled.h", "graph.h"):
+    for header in ("program.h", "xla.h", "lines.h", "compiled.h"):
         text = text.replace(f'#include "{header}"', folder.joinpath(header).read_text())
     return text
 

@@ -78,7 +78,7 @@ def program_of_node(node: Apply) -> LoopProgram | None:
     op = node.op
     if isinstance(op, ElemwiseScan | Scan):
         program = program_of(op)
-        return None if program is None or program.unfit else program
+        return None if program is None or program.may_be_unfit else program
     try:
         if isinstance(op, KernelGraph):
             return op.program or graph_program(thaw_graph(op.body))

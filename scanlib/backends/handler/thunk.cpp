@@ -64,19 +64,21 @@ static bool fits(PyArrayObject *old, const scanlib_array &kind, npy_intp *dims) 
 
 struct Arrays {
   const scanlib_program *program;
-  PyArrayObject **inputs, **outputs;
+  PyArrayObject *few[16], **inputs, **outputs;
   scanlib_call call;
 
-  Arrays(const scanlib_program *called)
-      : program(called), inputs(NULL), outputs(NULL), call(called) {
+  Arrays(const scanlib_program *called) : program(called), few(), call(called) {
     const size_t count = called->n_inputs + called->n_outputs;
-    inputs = (PyArrayObject **)calloc(count ? count : 1, sizeof *inputs);
-    if (inputs) outputs = inputs + called->n_inputs;
+    inputs = few;
+    if (count > sizeof few / sizeof *few) {
+      inputs = (PyArrayObject **)calloc(count, sizeof *inputs);
+    }
+    outputs = inputs ? inputs + called->n_inputs : NULL;
   }
   ~Arrays() {
     const int64_t count = inputs ? program->n_inputs + program->n_outputs : 0;
     for (int64_t k = 0; k < count; k++) Py_XDECREF(inputs[k]);
-    free(inputs);
+    if (inputs != few) free(inputs);
   }
 
   PyArrayObject *fresh(int64_t k) {
@@ -132,7 +134,7 @@ struct Arrays {
 
   /* Runs the loop. `given` are its inputs, `old` the results of an earlier call, or NULL. Returns 0,
    * or -1 with an exception; `outputs` are the results. */
-  int run(PyObject **given, PyArrayObject **old) {
+  int run(PyObject *const *given, PyArrayObject **old) {
     if (!inputs || !call.table) {
       PyErr_NoMemory();
       return -1;
@@ -173,20 +175,37 @@ struct Arrays {
   }
 };
 
-/* What Python calls: from a tuple of values to a list of arrays. */
-extern "C" PyObject *scanlib_values(const scanlib_program *program, PyObject *values) {
+/* What Python calls: from values to an array, or to a tuple of several. */
+static const char *const PROGRAM = "scanlib.program";
+
+static PyObject *call_program(PyObject *capsule, PyObject *const *values, Py_ssize_t count) {
+  const scanlib_program *program = (const scanlib_program *)PyCapsule_GetPointer(capsule, PROGRAM);
   Arrays arrays(program);
-  if (PyTuple_GET_SIZE(values) != program->n_inputs) {
+  if (count != program->n_inputs) {
     PyErr_SetString(PyExc_TypeError, "a loop is given another number of inputs than it has");
     return NULL;
   }
-  if (arrays.run(((PyTupleObject *)values)->ob_item, NULL)) return NULL;
-  PyObject *results = PyList_New(program->n_outputs);
+  if (arrays.run(values, NULL)) return NULL;
+  if (program->n_outputs == 1) {
+    PyObject *result = (PyObject *)arrays.outputs[0];
+    arrays.outputs[0] = NULL;
+    return result;
+  }
+  PyObject *results = PyTuple_New(program->n_outputs);
   for (int64_t k = 0; results && k < program->n_outputs; k++) {
-    PyList_SET_ITEM(results, k, (PyObject *)arrays.outputs[k]);
+    PyTuple_SET_ITEM(results, k, (PyObject *)arrays.outputs[k]);
     arrays.outputs[k] = NULL;
   }
   return results;
+}
+
+static PyMethodDef CALL = {"loop", (PyCFunction)(void (*)(void))call_program, METH_FASTCALL, NULL};
+
+extern "C" PyObject *scanlib_function(const scanlib_program *program) {
+  PyObject *capsule = PyCapsule_New((void *)program, PROGRAM, NULL);
+  PyObject *function = capsule ? PyCFunction_NewEx(&CALL, capsule, NULL) : NULL;
+  Py_XDECREF(capsule);
+  return function;
 }
 
 /* A thunk. PyTensor's virtual machine finds the list for errors where the memory begins. */
@@ -267,4 +286,3 @@ extern "C" int scanlib_run_thunk(PyObject *capsule) {
 }
 
 #include "compiled.h"
-#include "graph.h"

@@ -67,13 +67,11 @@ def _library() -> Any:
     memory = [ctypes.c_void_p(NRT_FUNCTIONS[name]) for name in _MEMORY]
     found.scanlib_set_memory((ctypes.c_void_p * len(memory))(*memory))
     llvm.add_symbol(COMPILED, ctypes.cast(found[COMPILED], ctypes.c_void_p).value)
-    found.scanlib_values.argtypes = (ctypes.c_void_p, ctypes.py_object)
-    found.scanlib_values.restype = ctypes.py_object
+    found.scanlib_function.argtypes = (ctypes.c_void_p,)
+    found.scanlib_function.restype = ctypes.py_object
     found.scanlib_thunk.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
     found.scanlib_thunk.restype = ctypes.py_object
     found.scanlib_run_thunk.argtypes = (ctypes.py_object,)
-    found.scanlib_graph.argtypes = (ctypes.py_object,) * 6
-    found.scanlib_graph.restype = ctypes.py_object
     return found
 
 
@@ -128,12 +126,18 @@ def make_thunk(
     return Thunk(registered(program), inputs, outputs, computed)
 
 
-def runner(program: LoopProgram) -> Callable[..., list[np.ndarray]]:
-    """Return a function from the inputs of a loop to its outputs, for `perform`."""
-    if library() is None:
-        return compiled_runner(program, [function_address(node) for node in program.functions])
-    place, run = address(registered(program)), library().scanlib_values
-    return lambda *inputs: run(place, inputs)
+def program_function(program: LoopProgram) -> Callable[..., Any]:
+    """Return a function from the inputs of a loop to its output, or to several."""
+    if library() is not None:
+        return library().scanlib_function(address(registered(program)))
+    run = compiled_runner(program, [function_address(node) for node in program.functions])
+    return run if len(program.outputs) > 1 else lambda *inputs: run(*inputs)[0]
+
+
+def runner(program: LoopProgram) -> Callable[..., Sequence[np.ndarray]]:
+    """Return a function from the inputs of a loop to the sequence of its outputs."""
+    call = program_function(program)
+    return call if len(program.outputs) > 1 else lambda *inputs: (call(*inputs),)
 
 
 @register_c_thunks

@@ -1,6 +1,6 @@
 """scanlib's Ops in code that numba compiles, and `Scan.perform`.
 
-A function that holds loops is a list of instructions (`scanlib.backends.numba.linker`). This is for
+A function that holds loops is one of Python's (`scanlib.backends.numba.linker`). This is for
 what numba compiles itself: steps without kernels, and what PyTensor's functions call, in an
 `OpFromGraph`, a `pytensor.scan`, or by `function.vm.jit_fn`. What has kernels is a call of them, a
 loop that has none a plain loop, and for what is left Python computes the results.
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from functools import cache, partial
-from hashlib import sha256
 from typing import Any
 
 import numba
@@ -22,23 +20,20 @@ from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.link.numba.dispatch.basic import (
     get_numba_type,
-    numba_funcify_and_cache_key,
     numba_njit,
     register_funcify_and_cache_key,
 )
 from pytensor.tensor.random.utils import custom_rng_deepcopy
 
-from scanlib._compat import features, thaw_graph
+from scanlib._compat import features
 from scanlib._compat.numba import NumbaError
-from scanlib.backends.handler.clusters import gather
 from scanlib.backends.handler.functions import performed
-from scanlib.backends.handler.instructions import LOOPS, graph_inside
 from scanlib.backends.handler.programs import program_of, program_of_node
 from scanlib.backends.handler.thunks import library, runner
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.general_loop import LoopWriter
+from scanlib.backends.numba.graph_function import LOOPS, graph_inside
 from scanlib.backends.numba.programs import call_program
-from scanlib.kernels.program import CarryShapeError
 from scanlib.ops.execution import NotCompilableError, register_compiler
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.linker_features import CompilesStepProducts
@@ -67,38 +62,15 @@ def holds_loops(fgraph: FunctionGraph | FrozenFunctionGraph) -> bool:
     return False
 
 
-_funcify = numba_funcify_and_cache_key.dispatch(FunctionGraph)
-
-
-@register_funcify_and_cache_key(FrozenFunctionGraph)
-@register_funcify_and_cache_key(FunctionGraph)
-def funcify_graph(fgraph: FunctionGraph | FrozenFunctionGraph, **kwargs: Any) -> Found:
-    """Return the function of a graph for code that numba compiles: PyTensor's, of few nodes."""
-    if holds_loops(fgraph) and library() is not None:
-        if isinstance(fgraph, FrozenFunctionGraph):
-            fgraph = thaw_graph(fgraph)
-        else:
-            fgraph, _ = fgraph.clone_get_equiv(attach_feature=True)
-        gather(fgraph)
-    return _funcify(fgraph, **kwargs)
-
-
 def funcify_node(op: Op, node: Apply, **kwargs: Any) -> Found:
     """Return the function of a loop or of a program for code that numba compiles."""
-    is_loop = isinstance(op, Scan | ElemwiseScan)
-    program = None
-    if library() is not None:
-        program = program_of(op) if is_loop else program_of_node(node)
-    if program is not None and not program.unfit:
+    program = None if library() is None else program_of_node(node)
+    if program is not None:
         return call_program(program)
-    if not is_loop:
+    if not isinstance(op, Scan | ElemwiseScan):
         return funcify_performed(op, node)
     function, key = LoopWriter(loop_of(op), copies_carries=True).write()
-    walk = numba_njit(function)
-    if program is None:
-        return walk, key
-    call, own = call_program(program, walk)
-    return call, None if key is None else sha256(f"{own} or {key}".encode()).hexdigest()
+    return numba_njit(function), key
 
 
 def funcify_performed(op: Op, node: Apply, **kwargs: Any) -> Found:
@@ -144,23 +116,9 @@ def compile_for_perform(
         for variable in [*node.inputs, *node.outputs]:
             get_numba_type(variable.type)
         program = program_of(op)
-        if program is None:
-            return _plain_loop(loop_of(op))
+        return _plain_loop(loop_of(op)) if program is None else runner(program)
     except NotImplementedError as error:
         raise NotCompilableError(str(error)) from error
-    run = runner(program)
-    if not program.unfit:
-        return run
-
-    walk = cache(partial(_plain_loop, loop_of(op)))  # made when it is first needed
-
-    def run_or_walk(*inputs: Any) -> Sequence[Any]:
-        try:
-            return run(*inputs)
-        except CarryShapeError:
-            return walk()(*inputs)
-
-    return run_or_walk
 
 
 def _plain_loop(op: Scan) -> Callable[..., Sequence[Any]]:

@@ -1,8 +1,8 @@
 """A plain numba loop: what there is where an Op of the step has no kernel.
 
-Random draws, decompositions of LAPACK's, loops of such, carries that change their shapes. A step is
-PyTensor's function of its graph, in which nodes that have kernels are programs
-(`scanlib.backends.numba.dispatch.funcify_graph`). What is here walks the steps:
+Random draws, decompositions of LAPACK's, loops of such; in compiled code, carries that may change
+their shapes. Of a step, nodes that have kernels are gathered into programs, and others are
+PyTensor's functions. What is here walks the steps:
 
 * Rows of sequences and histories are views. An untraced state has a ring of ``K + 1`` rows, so that
   a step never writes what it reads.
@@ -11,7 +11,6 @@ PyTensor's function of its graph, in which nodes that have kernels are programs
   these copies where it calls the loop.
 * A stacked output is allocated at the first step. With `until` (and forward in time) storage grows
   by doubling.
-* Compiled code finds that something is wrong, and Python raises the error.
 """
 
 from __future__ import annotations
@@ -24,6 +23,9 @@ from typing import Any
 
 import numpy as np
 import pytensor
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 from pytensor.compile.aliasing import add_supervisor_to_fgraph
 from pytensor.compile.io import In
 from pytensor.compile.mode import NUMBA
@@ -39,15 +41,24 @@ from pytensor.link.numba.dispatch.basic import (
 from pytensor.tensor.basic import ScalarFromTensor
 
 from scanlib._compat import thaw_graph
-from scanlib._compat.numba import compile_numba_function_src, numba_deepcopy
+from scanlib._compat.numba import (
+    RETCODE_EXC,
+    cgutils,
+    compile_numba_function_src,
+    numba_deepcopy,
+)
 from scanlib.backends.handler.clusters import gather
 from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.thunks import library
-from scanlib.backends.numba.callbacks import failing, poll
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.memory import as_array, new_array, row_view
 from scanlib.backends.numba.programs import call_program
-from scanlib.ops.errors import StepShapeError
+from scanlib.ops.errors import (
+    InitialRowsError,
+    SequenceLengthError,
+    StepCountError,
+    StepShapeError,
+)
 from scanlib.ops.execution import register_preparer
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.kernel_graph import KernelGraph
@@ -59,6 +70,25 @@ from scanlib.source_keys import source_key
 
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
 STEPS_PER_POLL = 4
+
+
+@intrinsic
+def poll(typingctx: Any) -> Any:
+    """Raise, in compiled code, what a signal has raised."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [])
+        ask = cgutils.get_or_insert_function(builder.module, kind, "PyErr_CheckSignals")
+        python = context.get_python_api(builder)
+        lock = python.gil_ensure()  # code compiled with `nogil` may have given it up
+        found = builder.call(ask, [])
+        python.gil_release(lock)
+        wanted = builder.icmp_signed("!=", found, ir.Constant(ir.IntType(32), 0))
+        with cgutils.if_unlikely(builder, wanted):
+            context.call_conv._return_errcode_raw(builder, RETCODE_EXC)
+        return context.get_dummy_value()
+
+    return types.none(), codegen
 
 
 class LoopWriter:
@@ -198,14 +228,10 @@ class LoopWriter:
             self.globals[self.keys[key]] = value
         return self.keys[key]
 
-    def fail_if(
-        self, wrong: Sequence[str], name: str, raises: Callable[..., Any], *numbers: str
-    ) -> None:
-        """Write that Python raises an error if any of some things is so."""
-        loop = f"{name} {self.signature} {self.op.labels} {self.op.name}"
-        function = self.known(failing(sha256(loop.encode()).hexdigest(), raises), loop)
-        condition = " | ".join(f"({one})" for one in wrong)
-        self.line(f"{function}({', '.join([condition, *numbers])})")
+    def fail_if(self, wrong: str, kind: type[Exception], text: str, *numbers: str) -> None:
+        """Write that an error is raised if something is so; its class puts the numbers in."""
+        self.globals[kind.__name__] = kind
+        self.line(f"if {wrong}: raise {kind.__name__}({', '.join([repr(text), *numbers])})")
 
     def new(self, name: str, dtype: str, *sizes: str) -> None:
         """Write a new array."""
@@ -231,22 +257,19 @@ class LoopWriter:
 
     def write_checks(self) -> None:
         """Write the number of steps, and the checks that keep every read inside its array."""
-        has_count = self.outer.n_steps is not None
         lengths = [f"{name}.shape[0]" for name in self.outer.sequences]
-        rows = [f"{name}.shape[0]" for name in self.outer.initials]
-
-        def raises(steps: int, *sizes: int) -> None:
-            of_rows = sizes[: len(lengths)]
-            count = steps if has_count else None
-            self.messages.count_steps(count, of_rows, sizes[len(lengths) :])
-
-        self.line(
-            f"steps = {f'np.int64({self.outer.n_steps}.item())' if has_count else lengths[0]}"
-        )
-        wrong = ["steps < 0", *(f"{size} != steps" for size in lengths)]
-        for size, depth in zip(rows, self.signature.depths, strict=True):
-            wrong.append(f"{size} != {depth}")
-        self.fail_if(wrong, "rows", raises, "steps", *lengths, *rows)
+        if self.outer.n_steps is not None:
+            self.line(f"steps = np.int64({self.outer.n_steps}.item())")
+            self.fail_if("steps < 0", StepCountError, self.messages.negative_steps(), "steps")
+        else:
+            shortest = f"min({', '.join(lengths)})" if len(lengths) > 1 else lengths[0]
+            self.line(f"steps = {shortest}")
+        for i, length in enumerate(lengths):
+            text = self.messages.sequence_length(i)
+            self.fail_if(f"{length} != steps", SequenceLengthError, text, length, "steps")
+        for i, depth in enumerate(self.signature.depths):
+            rows, text = f"{self.outer.initials[i]}.shape[0]", self.messages.initial_rows(i)
+            self.fail_if(f"{rows} != {depth}", InitialRowsError, text, rows)
 
     def write_storage(self) -> None:
         self.line(f"capacity = {f'min(steps, {FIRST_CAPACITY})' if self.grows else 'steps'}")
@@ -311,16 +334,10 @@ class LoopWriter:
     def store(self, array: str, row: str, value: str, texts: Sequence[str]) -> None:
         """Write a result into a row, after the check that it fits."""
         ndim = len(texts)
-
-        def raises(step: int, *both: int) -> None:
-            for text, own, size in zip(texts, both[:ndim], both[ndim:], strict=True):
-                if own != size:
-                    raise StepShapeError(text, step, own, size)
-
-        own, given = sizes(array, 1, ndim), sizes(value, 0, ndim)
-        wrong = [f"{a} != {b}" for a, b in zip(own, given, strict=True)]
-        if wrong:
-            self.fail_if(wrong, f"shape of {array}", raises, "i", *own, *given)
+        both = zip(sizes(array, 1, ndim), sizes(value, 0, ndim), strict=True)
+        for text, (own, given) in zip(texts, both, strict=True):
+            # Of a name by itself, numba 0.65 raises the first value.
+            self.fail_if(f"{own} != {given}", StepShapeError, text, "+i", own, given)
         self.copy(array, row, value, ndim)
 
     def row(self, i: int, offset: int) -> str:
@@ -351,7 +368,7 @@ class LoopWriter:
     def write_return(self) -> None:
         signature, n = self.signature, self.signature.required_steps
         if n:
-            self.fail_if([f"i < {n}"], "missing", self._raise_missing)
+            self.fail_if(f"i < {n}", IndexError, self.messages.missing_steps())
         self.write_empty_outputs()
         results = [self.history(i) for i in range(signature.n_states)]
         for i in range(signature.n_carries):
@@ -359,9 +376,6 @@ class LoopWriter:
             results.append(f"c{i}" if owned else self.copy_of.format(f"c{i}"))
         results += [self.taken(f"z{i}", 0) for i in range(signature.n_outputs)]
         self.line(f"return {', '.join(results)}")
-
-    def _raise_missing(self) -> None:
-        raise IndexError(self.messages.missing_steps())
 
     def write_empty_outputs(self) -> None:
         """Write outputs of no rows, which are as wide as those of steps would be."""

@@ -1,9 +1,10 @@
-"""Functions that hold loops, in numba mode: one call of a list of instructions.
+"""Functions that hold loops, in numba mode: functions of Python that call programs of kernels.
 
 PyTensor's numba linker types and lowers a function of the whole graph, which takes longer than
-compiling the kernels of its loops. Here the graph becomes `Instructions`, whose programs are
-compiled already; numba compiles the nodes that have no kernel, one by one. Compiled code may call
-such a function as well, ``function.vm.jit_fn``: then PyTensor's linker makes the function.
+compiling the kernels of its loops. Here the graph becomes a function of Python (`GraphWriter`),
+whose programs are compiled already; numba compiles the nodes that have no kernel, one by one.
+Compiled code may call such a function as well, ``function.vm.jit_fn``: then PyTensor's linker makes
+the function.
 
 Graphs without loops are PyTensor's own business.
 """
@@ -30,13 +31,11 @@ from scanlib._compat.numba import (
     raise_with_op,
     route_graphs,
 )
+from scanlib.backends.handler.clusters import gather
 from scanlib.backends.handler.functions import performed
-from scanlib.backends.handler.instructions import LOOPS, GraphRunner, Instructions
 from scanlib.backends.numba.disk import sealed
-from scanlib.backends.numba.dispatch import (
-    compile_for_perform,
-    holds_loops,
-)
+from scanlib.backends.numba.dispatch import holds_loops
+from scanlib.backends.numba.graph_function import GraphWriter
 
 
 @route_graphs(holds_loops)
@@ -50,8 +49,8 @@ def make_all(
     fgraph = linker.fgraph
     nodes = linker.schedule(fgraph)
     stored = map_storage(fgraph, nodes, input_storage, output_storage, storage_map)
-    whole = Instructions(fgraph, node_function, constant_value)
-    run = GraphFunction(linker, whole, *stored)
+    whole = GraphWriter(fgraph, node_function, constant_value)
+    run = graph_function(linker, whole, *stored)
     inputs, outputs = (
         [
             Container(variable, cell, readonly=readonly)
@@ -64,42 +63,32 @@ def make_all(
     return run, inputs, outputs, [run], nodes[:1]
 
 
-class GraphFunction:
-    """A thunk of a whole graph; what PyTensor's functions call, and know the attributes of."""
+def graph_function(
+    linker: NumbaLinker,
+    whole: GraphWriter,
+    inputs: Sequence[list[Any]],
+    outputs: Sequence[list[Any]],
+    storage_map: dict[Variable, list[Any]],
+) -> Callable[[], list[Any]]:
+    """Return the thunk of a whole graph, with the attributes that PyTensor's functions ask for."""
+    fgraph = linker.fgraph
 
-    lazy = False
+    def fail(node: Apply) -> None:
+        raise_with_op(fgraph, node, run)
 
-    def __init__(
-        self,
-        linker: NumbaLinker,
-        whole: Instructions,
-        inputs: Sequence[list[Any]],
-        outputs: Sequence[list[Any]],
-        storage_map: dict[Variable, list[Any]],
-    ) -> None:
-        self.inputs, self.outputs, self.storage_map = list(inputs), list(outputs), storage_map
-        self.allow_gc = linker.allow_gc
-        self._fgraph, self._nodes = linker.fgraph, [own.node for own in whole.code]
-        timed = bool(linker.fgraph.profile)
-        self._runner = GraphRunner(whole, self.inputs, self.outputs, timed)
-        self._run = self._runner.stored
-        self.jit_fn = CompiledGraph(linker, self._runner.values)
-
-    def __call__(self) -> list[Any]:
-        try:
-            return self._run()
-        except Exception:
-            raise_with_op(self._fgraph, self._nodes[self._runner.where[0]], self)
-            raise
-
-    def update_profile(self, profile: Any) -> None:
+    def update_profile(profile: Any) -> None:
         """Add the times of the last call to PyTensor's profile; it calls this after each."""
-        seconds = self._runner.seconds
-        for number, node in enumerate(self._nodes):
-            profile.apply_time[self._fgraph, node] += seconds[number]
-            profile.apply_callcount[self._fgraph, node] += 1
-            profile.apply_cimpl[node] = True
-            seconds[number] = 0.0
+        for number, line in enumerate(whole.lines):
+            profile.apply_time[fgraph, line.node] += whole.seconds[number]
+            profile.apply_callcount[fgraph, line.node] += 1
+            profile.apply_cimpl[line.node] = True
+            whole.seconds[number] = 0.0
+
+    values, run = whole.functions(inputs, outputs, fail, bool(fgraph.profile))
+    run.inputs, run.outputs, run.storage_map = list(inputs), list(outputs), storage_map
+    run.lazy, run.allow_gc, run.update_profile = False, linker.allow_gc, update_profile
+    run.jit_fn = CompiledGraph(linker, values)
+    return run
 
 
 class CompiledGraph:
@@ -119,8 +108,9 @@ class CompiledGraph:
     @cached_property
     def dispatcher(self) -> Any:
         """The function as numba compiles it, when compiled code first asks for it."""
-        linker = self._linker
-        return linker.jit_compile(linker.fgraph_convert(linker.fgraph))
+        fgraph, _ = self._linker.fgraph.clone_get_equiv(attach_feature=True)
+        gather(fgraph)
+        return self._linker.jit_compile(self._linker.fgraph_convert(fgraph))
 
 
 @typeof_impl.register(CompiledGraph)
@@ -131,9 +121,6 @@ def _type_of_graph(value: CompiledGraph, context: Any) -> Any:
 def node_function(node: Apply) -> Callable[..., Any]:
     """Return the function of a node that has no kernel."""
     op = node.op
-    if isinstance(op, LOOPS):
-        run = compile_for_perform(op, node)
-        return run if len(node.outputs) > 1 else lambda *inputs: run(*inputs)[0]
     if type(op).__module__.startswith("scanlib."):
         return performed(node)
     function, key = numba_funcify_ensure_cache(op, node=node)

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 from pytensor.configdefaults import config
 
-from scanlib._compat.numba import cgutils, impl_ret_borrowed, impl_ret_new_ref, populate_array
-from scanlib.kernels.spans import LINE
+from scanlib._compat.numba import (
+    cgutils,
+    impl_ret_borrowed,
+    impl_ret_new_ref,
+    new_array_of,
+    populate_array,
+)
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20  # what the C library accepts at most
@@ -53,44 +56,10 @@ def new_array(typingctx: Any, dtype: Any, *sizes: Any) -> Any:
             context.cast(builder, number, kind, types.intp)
             for kind, number in zip(sizes, numbers, strict=True)
         ]
-        array = fresh_array(context, builder, known, shape)
+        array = new_array_of(context, builder, known, shape)
         return impl_ret_new_ref(context, builder, known, array._getvalue())
 
     return known(dtype, types.StarArgTuple.from_types(sizes)), codegen
-
-
-def fresh_array(context: Any, builder: Any, known: types.Array, shape: Sequence[Any]) -> Any:
-    """Write a new contiguous array; what numba has for this compiles three functions first.
-
-    A size that no number of the machine can hold, or that is negative, fails like any other that
-    memory is too small for.
-    """
-    word = context.get_value_type(types.intp)
-    size = itemsize = ir.Constant(word, context.get_abi_sizeof(context.get_data_type(known.dtype)))
-    strides: list[Any] = []
-    too_large = ir.Constant(ir.IntType(1), 0)
-    # More than there is, and no small number when numba has added what it keeps beside the items.
-    most = ir.Constant(word, 1 << 62)
-    for number in reversed(shape):
-        strides.insert(0, size)
-        both = builder.smul_with_overflow(size, number)
-        size = builder.extract_value(both, 0)
-        negative = builder.icmp_signed("<", number, ir.Constant(word, 0))
-        for wrong in (builder.extract_value(both, 1), negative):
-            too_large = builder.or_(too_large, wrong)
-    size = builder.select(too_large, most, size)
-    align = ir.Constant(ir.IntType(32), LINE)
-    meminfo = context.nrt.meminfo_alloc_aligned(builder, size, align)
-    array = context.make_array(known)(context, builder)
-    populate_array(
-        array,
-        data=builder.bitcast(context.nrt.meminfo_data(builder, meminfo), array.data.type),
-        shape=shape,
-        strides=strides,
-        itemsize=itemsize,
-        meminfo=meminfo,
-    )
-    return array
 
 
 @intrinsic
@@ -126,7 +95,7 @@ def as_array(typingctx: Any, number: Any) -> Any:
     known = types.Array(number, 0, "C")
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = fresh_array(context, builder, known, ())
+        array = new_array_of(context, builder, known, ())
         context.pack_value(builder, number, arguments[0], array.data)
         return impl_ret_new_ref(context, builder, known, array._getvalue())
 

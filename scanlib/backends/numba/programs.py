@@ -16,23 +16,20 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from scanlib._compat.numba import RETCODE_EXC, cgutils, impl_ret_new_ref
+from scanlib._compat.numba import RETCODE_EXC, cgutils, impl_ret_new_ref, new_array_of
 from scanlib.backends.handler.programs import registered
 from scanlib.backends.handler.thunks import COMPILED
-from scanlib.backends.numba.callbacks import BYTES, WORD
-from scanlib.backends.numba.memory import fresh_array
 from scanlib.kernels.program import ArrayType, LoopProgram
 from scanlib.source_keys import source_key
 
+BYTES = ir.IntType(8).as_pointer()
 
-def call_program(
-    program: LoopProgram, otherwise: Any = None, numbers: bool = False
-) -> tuple[Any, str]:
+
+def call_program(program: LoopProgram, numbers: bool = False) -> tuple[Any, str]:
     """Return a function for compiled code from a program's inputs to its outputs, and its key.
 
-    Each process that runs code which calls it has to make it like this. Where the program is unfit,
-    compiled code calls `otherwise` with the same inputs. An output of no axes is an array, or a
-    number if `numbers` are wanted.
+    Each process that runs code which calls it has to make it like this. An output of no axes is an
+    array, or a number if `numbers` are wanted.
     """
     key = registered(program)
     inputs, items = (
@@ -55,23 +52,9 @@ def call_program(
                 _address(context, builder, *one)
                 for one in zip(arguments, given, inputs, strict=True)
             ]
-            code = _call_handler(context, builder, key, read, places, program.unfit)
+            code = _call_handler(context, builder, key, read, places)
             with cgutils.if_unlikely(builder, builder.icmp_signed("<", code, code.type(0))):
                 context.call_conv._return_errcode_raw(builder, RETCODE_EXC)
-            if otherwise is not None:
-                unfit = builder.icmp_signed(">", code, code.type(0))
-                with cgutils.if_unlikely(builder, unfit):
-                    kind = types.Dispatcher(otherwise)
-                    walks = kind.get_call_type(context.typing_context, arguments, {})
-                    whole = context.get_function(kind, walks)(builder, given)
-                    whole = context.cast(builder, whole, walks.return_type, returned)
-                    found = cgutils.unpack_tuple(builder, whole) if several else [whole]
-                    for own, place, item in zip(results, places, found, strict=True):
-                        if isinstance(own, types.Array) and not own.ndim:
-                            item = builder.load(
-                                context.make_array(own)(context, builder, item).data
-                            )
-                        builder.store(item, place)
             made = [
                 _result(context, builder, *one) for one in zip(results, items, places, strict=True)
             ]
@@ -113,9 +96,7 @@ def _address(context: Any, builder: Any, kind: Any, value: Any, wanted: Any) -> 
     return memory
 
 
-def _call_handler(
-    context: Any, builder: Any, key: str, read: list[Any], made: list[Any], unfit: int
-) -> Any:
+def _call_handler(context: Any, builder: Any, key: str, read: list[Any], made: list[Any]) -> Any:
     """Write the call of the handler, which keeps where the program is in a word of the module."""
     name = f"scanlib_program_{sha256(key.encode()).hexdigest()[:16]}"
     known = builder.module.globals.get(name)
@@ -130,10 +111,10 @@ def _call_handler(
             slot = cgutils.gep_inbounds(builder, table, 0, number)
             builder.store(builder.bitcast(address, BYTES), slot)
         tables.append(builder.bitcast(table, BYTES))
-    kind = ir.FunctionType(ir.IntType(32), [BYTES, BYTES, BYTES, BYTES, WORD])
+    kind = ir.FunctionType(ir.IntType(32), [BYTES] * 4)
     handler = cgutils.get_or_insert_function(builder.module, kind, COMPILED)
     place = builder.bitcast(known, BYTES)
-    return builder.call(handler, [place, text, *tables, ir.Constant(WORD, unfit)])
+    return builder.call(handler, [place, text, *tables])
 
 
 def _result(context: Any, builder: Any, kind: Any, item: Any, place: Any) -> Any:
@@ -141,6 +122,6 @@ def _result(context: Any, builder: Any, kind: Any, item: Any, place: Any) -> Any
         return builder.load(place)
     if not isinstance(kind, types.Array):
         return context.unpack_value(builder, item, place)
-    array = fresh_array(context, builder, kind, ())
+    array = new_array_of(context, builder, kind, ())
     builder.store(builder.load(place), array.data)
     return array._getvalue()

@@ -22,7 +22,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import DenseTensorType
 
-from scanlib.backends.handler.programs import program_of, program_of_node
+from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.thunks import runner
 from scanlib.backends.torch.operator import (
     Run,
@@ -32,10 +32,7 @@ from scanlib.backends.torch.operator import (
     device_of,
     torch_dtype,
 )
-from scanlib.kernels.program import CarryShapeError
 from scanlib.ops.graph import is_numeric
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.scan import Scan
 
 Perform = Callable[[Apply, Sequence[Any], list[list[Any]]], None]
 
@@ -116,19 +113,14 @@ def compiled(op: Any, node: Apply) -> Run:
     otherwise = performed(node, _perform_elementwise if isinstance(op, Elemwise) else op.perform)
     program = None
     if config.scanlib__perform == "auto" and not getattr(op, "nfunc_spec", None):
-        is_loop = isinstance(op, Scan | ElemwiseScan)
-        program = program_of(op) if is_loop else program_of_node(node)
+        program = program_of_node(node)
     if program is None:
         return otherwise
     run_program = runner(program)  # whose results are arrays of their own
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         values = [tensor.numpy(force=True) for tensor in inputs]
-        try:
-            results = run_program(*values)
-        except CarryShapeError:
-            return otherwise(inputs)
-        return [torch.from_numpy(result) for result in results]
+        return [torch.from_numpy(result) for result in run_program(*values)]
 
     return run
 

@@ -1,4 +1,4 @@
-"""Functions that hold loops are one native call: the same values and errors, compiled faster."""
+"""Functions that hold loops call programs, line by line: the same values and errors."""
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from pytensor.raise_op import Assert
 
 import scanlib
 from benchmarks.loops import LOOPS
-from scanlib.backends.handler import instructions
+from scanlib.backends.handler import thunks
 from scanlib.backends.numba import linker
 
 X = np.array([0.3, -1.2, 0.7, 2.0, -0.4])
@@ -204,7 +204,7 @@ def test_graph_without_loops_is_pytensors_business(monkeypatch):
     def never(*arguments):
         raise AssertionError("a graph without loops was run here")
 
-    monkeypatch.setattr(linker.Instructions, "__init__", never)
+    monkeypatch.setattr(linker.GraphWriter, "__init__", never)
     x = pt.dvector("x")
     assert pytensor.function([x], x.sum() + 1, mode="NUMBA")(X) == pytest.approx(X.sum() + 1)
 
@@ -254,29 +254,28 @@ def test_errors_name_the_node_that_raised():
     x, k = pt.dvector("x"), pt.lscalar("k")
     with pytensor.config.change_flags(exception_verbosity="medium"):
         function = pytensor.function([x, k], accumulated(x)[k], mode="NUMBA")
-        with pytest.raises(IndexError, match=r"index out of bounds[^$]*Subtensor\{i\}"):
+        with pytest.raises(IndexError, match=r"index 8 is out of bounds[^$]*Subtensor\{i\}"):
             function(X, 7)
 
 
-def test_without_a_compiler_python_runs_the_instructions(functions, monkeypatch):
+def test_without_a_compiler_python_runs_the_programs(functions, monkeypatch):
     """As C++ does, with the same results and errors."""
     values = around_values()
-    inputs = functions[0].maker.fgraph.inputs[: len(values)]
     fgraph = functions[0].maker.fgraph
-    whole = linker.Instructions(fgraph, linker.node_function, linker.constant_value)
-    cells = [[None] for _ in inputs], [[None] for _ in fgraph.outputs]
-    monkeypatch.setattr(instructions, "library", lambda: None)
-    run = instructions.GraphRunner(whole, *cells)
+    cells = [[None] for _ in fgraph.inputs], [[None] for _ in fgraph.outputs]
+    monkeypatch.setattr(thunks, "library", lambda: None)
+    whole = linker.GraphWriter(fgraph, linker.node_function, linker.constant_value)
+    run, stored = whole.functions(*cells, fail=lambda node: None)
     monkeypatch.undo()
-    for mine, expected in zip(run.values(*values), functions[0](*values), strict=False):
+    for mine, expected in zip(run(*values), functions[0](*values), strict=False):
         np.testing.assert_array_equal(mine, expected)
-    for cell, value in zip(cells[0], values, strict=True):
+    for cell, value in zip(cells[0], values, strict=False):
         cell[0] = value
-    for mine, expected in zip(run.stored(), functions[0](*values), strict=False):
+    for mine, expected in zip(stored(), functions[0](*values), strict=False):
         np.testing.assert_array_equal(mine, expected)
     values[2] = np.array(0)
     with pytest.raises(AssertionError, match="k is positive"):
-        run.values(*values)
+        run(*values)
 
 
 def test_gradient_of_a_step_that_rolls_an_array():

@@ -6,7 +6,7 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.backends.handler import instructions
+from scanlib.backends.numba import graph_function
 from tests.modes import MODES
 
 rng = np.random.default_rng(8)
@@ -21,8 +21,8 @@ def fused(monkeypatch):
         found.append(outer)
         return linear_program(op, node, outer)
 
-    linear_program = instructions.linear_program
-    monkeypatch.setattr(instructions, "linear_program", write)
+    linear_program = graph_function.linear_program
+    monkeypatch.setattr(graph_function, "linear_program", write)
     return found
 
 
