@@ -12,6 +12,7 @@ single rows; see `ops.lowered.associative_scan` for the loop that comes of it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytensor.tensor as pt
@@ -20,7 +21,8 @@ from pytensor.graph.basic import Variable
 from scanlib.frontend.arguments import known_to_differ, read_axis
 from scanlib.frontend.builder import add_captured
 from scanlib.frontend.states import type_text
-from scanlib.frontend.step_function import call_function
+from scanlib.frontend.step_function import call_function, step_name
+from scanlib.frontend.trees import Tree, difference, flatten
 from scanlib.frontend.values import as_tensor, read_flag
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import conform, is_tensor, row_type
@@ -37,12 +39,12 @@ class _Names(NamedTuple):
 
 
 class _Elems(NamedTuple):
-    """The arrays to scan, time first; `axis` is where time stood, `kind` what held them."""
+    """The arrays to scan, time first; `axis` is where time stood, `tree` what held them."""
 
     arrays: list[Variable]
     labels: list[str]
     axis: int
-    kind: type | None
+    tree: Tree
 
 
 def associative_scan(
@@ -54,13 +56,14 @@ def associative_scan(
     ----------
     fn : callable
         Takes two elements, ``fn(earlier, later)``, and returns their combination, of the same
-        shapes and dtypes. An element is one slice of `elems` without the scanned axis: a tensor
-        if `elems` is a tensor, a tuple of tensors otherwise. `fn` must be associative,
+        structure, shapes and dtypes. An element is `elems` with one slice of each tensor in its
+        place, without the scanned axis. `fn` must be associative,
         ``fn(fn(a, b), c) = fn(a, fn(b, c))`` up to rounding; it need not be commutative. This is
         taken on trust. Variables that `fn` uses without being given them become inputs.
-    elems : tensor, array_like, or tuple or list of these
+    elems : tree of tensor or array_like
         The elements, stacked along `axis`: tensors of the same length along it, otherwise of
-        any shapes and dtypes. A list is a list of tensors, not one tensor.
+        any shapes and dtypes; one, or several in tuples, lists, named tuples, dicts and
+        dataclasses, nested as in `loop`. A list is a list of tensors, not one tensor.
     axis : int, optional
         The axis to scan along. A negative axis counts from the end of the first tensor.
     reverse : bool, optional
@@ -69,15 +72,15 @@ def associative_scan(
 
     Returns
     -------
-    variable, or tuple or list of variable
+    tree of variable
         What `elems` is, with the same shapes and dtypes. Element ``t`` combines elements
         ``0 … t``.
 
     Raises
     ------
     TypeError
-        If an argument has the wrong type, or `fn` returns another number of tensors, another
-        rank or another dtype than it was given.
+        If an argument has the wrong type, or `fn` returns another structure, another rank or
+        another dtype than it was given.
     ValueError
         If lengths, or the shapes that `fn` is given and returns, are known to differ.
     numpy.exceptions.AxisError
@@ -122,7 +125,7 @@ def associative_reduce(
 
     Returns
     -------
-    variable, or tuple or list of variable
+    tree of variable
         The last result of `associative_scan`, without the scanned axis. The results before it
         are not stored.
 
@@ -152,7 +155,7 @@ def prefix_scan(x: Any, prefix_func: Callable[..., Any], dim: int, pad_value: An
 
     Parameters
     ----------
-    x : tensor, array_like, or tuple or list of these
+    x : tree of tensor or array_like
         The elements, stacked along `dim`.
     prefix_func : callable
         As `fn` of `associative_scan`: it takes two single elements, without the axis `dim`.
@@ -163,7 +166,7 @@ def prefix_scan(x: Any, prefix_func: Callable[..., Any], dim: int, pad_value: An
 
     Returns
     -------
-    variable, or tuple or list of variable
+    tree of variable
         ``associative_scan(prefix_func, x, axis=dim)``.
 
     Notes
@@ -208,15 +211,14 @@ def reduce_scan(x: Any, reduce_func: Callable[..., Any], dim: int) -> Any:
 def _read_elems(names: _Names, elems: Any, axis: Any) -> _Elems:
     """Read the elements and move the scanned axis to the front."""
     title = names.function
-    kind = type(elems) if isinstance(elems, list | tuple) else None
-    if kind is not None and not elems:
+    given, tree = flatten(elems)
+    if not given:
         raise ValueError(
-            f"{title}: there is nothing to scan, {names.elems} is an empty {kind.__name__}"
+            f"{title}: there is nothing to scan, {names.elems} is an empty {type(elems).__name__}"
         )
-    given = [elems] if kind is None else elems
-    labels = [names.elems if kind is None else f"{names.elems}[{i}]" for i in range(len(given))]
+    labels = tree.paths(names.elems)
     tensors = [
-        as_tensor(value, f"{title}: {label}") for value, label in zip(given, labels, strict=True)
+        as_tensor(*pair) for pair in zip(given, [f"{title}: {x}" for x in labels], strict=True)
     ]
     labels = [x.name or label for x, label in zip(tensors, labels, strict=True)]
     position = read_axis(title, axis, tensors[0].type.ndim, labels[0], names.axis)
@@ -229,35 +231,39 @@ def _read_elems(names: _Names, elems: Any, axis: Any) -> _Elems:
         raise ValueError(
             f"{title}: the tensors must have the same length along {names.axis}={axis}, but {text}"
         )
-    return _Elems(arrays, labels, position, kind)
+    return _Elems(arrays, labels, position, tree)
 
 
 # The body
 
 
 def _combined(
-    title: str, fn: Callable[..., Any], rows: _Elems, earlier: list, later: list
+    names: _Names, fn: Callable[..., Any], rows: _Elems, earlier: list, later: list
 ) -> list[Variable]:
     """Call the function once and return what it makes of two elements, checked."""
+    title, tree = names.function, rows.tree
     if not callable(fn):
         raise TypeError(f"{title}: the function must be callable, got {type(fn).__name__}")
-    elements = (earlier[0], later[0]) if rows.kind is None else (tuple(earlier), tuple(later))
     texts = ["the earlier element", "the later element"]
+    elements = [tree.build(iter(earlier)), tree.build(iter(later))]
     returned = call_function(fn, elements, texts, f"{title}: the function")
-    if rows.kind is None:
-        returned = [returned]
-    else:
-        if not isinstance(returned, list | tuple) or len(returned) != len(earlier):
-            n = len(returned) if isinstance(returned, list | tuple) else None
-            given = f"got {n}" if n is not None else f"got {type(returned).__name__}"
-            raise TypeError(
-                f"{title}: the function must return a tuple of {len(earlier)} tensors, one for "
-                f"each that it is given; {given}"
-            )
+    leaves, given = flatten(returned)
+    if tree.is_leaf:
+        leaves = [returned]
+    elif _as_tuple(given) != _as_tuple(tree):
+        raise TypeError(
+            f"{title}: {step_name(fn)} returns an element of another structure than "
+            f"{names.elems}:\n{difference(tree, given)}"
+        )
     return [
         _check_part(title, label, value, like)
-        for label, value, like in zip(rows.labels, returned, earlier, strict=True)
+        for label, value, like in zip(rows.labels, leaves, earlier, strict=True)
     ]
+
+
+def _as_tuple(tree: Tree) -> Tree:
+    """Return a structure in which a list is a tuple: a function may return either."""
+    return replace(tree, kind=tuple) if tree.kind is list else tree
 
 
 def _check_part(title: str, label: str, value: Any, like: Variable) -> Variable:
@@ -283,7 +289,7 @@ def _check_part(title: str, label: str, value: Any, like: Variable) -> Variable:
     )
 
 
-def _build(title: str, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> list[Variable]:
+def _build(names: _Names, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> list[Variable]:
     """Trace the function and return the histories of its loop.
 
     The first row is the initial row of a state of depth one and the others are the sequence, so
@@ -297,8 +303,8 @@ def _build(title: str, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> l
         ]
         for when in ("earlier", "later")
     )
-    outputs = _combined(title, fn, rows, earlier, later)
-    loop = Loop(name=title, function="associative_scan", reverse=reverse, associative=True)
+    outputs = _combined(names, fn, rows, earlier, later)
+    loop = Loop(name=names.function, function="associative_scan", reverse=reverse, associative=True)
     for i, (x, label) in enumerate(zip(rows.arrays, rows.labels, strict=True)):
         first, others = (x[-1:], x[:-1]) if reverse else (x[:1], x[1:])
         if not x.type.shape[0]:
@@ -329,10 +335,10 @@ def _has_rows(rows: _Elems) -> bool:
 
 def _scan(names: _Names, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
     rows = _read_elems(names, elems, axis)
-    values = _build(names.function, fn, rows, read_flag(names.function, "reverse", reverse))
+    values = _build(names, fn, rows, read_flag(names.function, "reverse", reverse))
     if not _has_rows(rows):
         values = [y[: rows.arrays[0].shape[0]] for y in values]
-    return _as_given(rows, [pt.moveaxis(y, 0, rows.axis) if rows.axis else y for y in values])
+    return rows.tree.build(pt.moveaxis(y, 0, rows.axis) if rows.axis else y for y in values)
 
 
 def _reduce(names: _Names, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
@@ -345,15 +351,8 @@ def _reduce(names: _Names, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
     if read_flag(names.function, "reverse", reverse):
         # Only loops that run forward do without their history.
         rows = rows._replace(arrays=[x[::-1] for x in rows.arrays])
-    values = [y[-1] for y in _build(names.function, fn, rows, False)]
+    values = [y[-1] for y in _build(names, fn, rows, False)]
     if not _has_rows(rows):
         there = pt.gt(rows.arrays[0].shape[0], 0)
         values = [CheckedValue(IndexError, _NO_ROWS)(value, there) for value in values]
-    return _as_given(rows, values)
-
-
-def _as_given(rows: _Elems, values: list[Variable]) -> Any:
-    """Return results in what held the arrays: bare, in a list, or in a tuple."""
-    if rows.kind is None:
-        return values[0]
-    return values if issubclass(rows.kind, list) else tuple(values)
+    return rows.tree.build(iter(values))
