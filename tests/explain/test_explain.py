@@ -150,7 +150,6 @@ def test_all_obstacles_of_a_body_are_named():
             non_sequences=table,
         )
     )
-    said = reasons(loop)
     for action, operation in (
         ("computes what is no elementwise operation", "(sort_op(table[x] + (table @ s), -1))"),
         ("reads items by index", "(table[x])"),
