@@ -28,9 +28,9 @@ from pytensor.tensor.variable import TensorConstant
 
 from scanlib.analysis.linear_forms import NotAffineError, name_of
 from scanlib.ops.graph import Readers, is_tensor, readers_of, substitute
+from scanlib.ops.logaddexp import derivative_of_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, State
 from scanlib.ops.shapes import output_row_shapes
-from scanlib.rewrites.over_time.logsumexp import derivative_of_logs
 from scanlib.rewrites.pytensor_rewrites import run_query
 
 CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
