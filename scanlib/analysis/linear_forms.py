@@ -396,6 +396,36 @@ def rule(op: Op, forms: LinearForms, node: Apply) -> Form | list[Form]:
     raise NotAffineError(f"{name_of(node.outputs[0])} reads the state")
 
 
+# What is affine, and the logarithms of sums and extremes that `in_other_semiring` looks for.
+_MAYBE_AFFINE = (ps.Add, ps.Sub, ps.Neg, ps.Mul, ps.TrueDiv, ps.Second, ps.Exp, ps.Log)
+
+
+def check_operations(
+    sources: Sequence[Variable], targets: Sequence[Variable], reads_shape: Callable[[Apply], bool]
+) -> None:
+    """Refuse, before any form is made, steps that do to a state what is in no form.
+
+    Raises
+    ------
+    NotAffineError
+    """
+    dependent = set(sources)
+    for node in toposort(targets, blockers=list(sources)):
+        own = [inp for inp in node.inputs[reads_shape(node) :] if inp in dependent]
+        if not own:
+            continue
+        op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+        if LOG_SUM_EXP is not None and isinstance(op, LOG_SUM_EXP):
+            pass
+        elif rule.dispatch(type(op)) is rule.dispatch(object):
+            raise NotAffineError(f"{name_of(node.outputs[0])} reads the state")
+        elif (isinstance(op, Dot) and len(own) > 1) or (
+            isinstance(op, Elemwise) and not isinstance(op.scalar_op, _MAYBE_AFFINE)
+        ):
+            raise NotAffineError(f"{name_of(node.outputs[0])} is nonlinear in the state")
+        dependent.update(node.outputs)
+
+
 # Axes
 
 
