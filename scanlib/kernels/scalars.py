@@ -65,7 +65,7 @@ class Pair:
 
 
 Number = Value | Pair
-Rule = Callable[..., Value]
+Rule = Callable[..., Any]
 
 
 def parts_of(dtype: str) -> str | None:

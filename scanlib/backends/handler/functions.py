@@ -1,5 +1,5 @@
-"""Functions outside kernels: scalar operations that no kernel has, as numba compiles them, BLAS, and
-what Python computes."""
+"""Functions outside kernels: scalar operations that no kernel has, as numba compiles them, routines
+of BLAS, and what Python computes."""
 
 from __future__ import annotations
 

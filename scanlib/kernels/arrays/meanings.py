@@ -38,7 +38,7 @@ def _argmax(op: Argmax, x: Variable) -> Variable:
     size, place = (pt.constant(number, dtype="int64") for number in (1, 0))
     for axis in axes:
         length = x.shape[axis]
-        order = ["x"] * x.type.ndim
+        order: list[Any] = ["x"] * x.type.ndim
         order[axis] = 0
         size, place = size * length, place * length + pt.arange(length).dimshuffle(order)
     text = "attempt to get argmax of an empty sequence"

@@ -133,16 +133,17 @@ class Combination:
         w, lanes = self.w, kind.lanes
         places = [(c + v * lanes) * self.itemsize for v in range(vectors)]
         firsts: list[Value] = [w.constant(0, kind) for _ in places]
-        sums = [[w.local(first) for first in firsts] for _ in range(apart)]
         if self.add is not None:
             at = line * self.add.row_stride
-            for place, total in zip(places, sums[0], strict=True):
-                w.assign(total, w.load(kind, self.add.pointer, at + place))
+            firsts = [w.load(kind, self.add.pointer, at + place) for place in places]
+        sums = [[w.local(first) for first in firsts]]
+        sums += [[w.local(0.0, kind) for _ in places] for _ in range(apart - 1)]
 
         def term(j: Value, totals: list[Local]) -> None:
-            row, factor = j * self.rows.row_stride, self.factor(line, j, lanes)
-            for place, total in zip(places, totals, strict=True):
-                item = w.load(kind, self.rows.pointer, row + place)
+            row = j * self.rows.row_stride
+            items = [w.load(kind, self.rows.pointer, row + place) for place in places]
+            factor = self.factor(line, j, lanes)
+            for item, total in zip(items, totals, strict=True):
                 w.assign(total, w.fma(item, factor, w.copy(total)))
 
         whole = self.terms & -apart
