@@ -9,10 +9,11 @@ is transposed. How a step is computed:
   is not known when the kernel is written, sizes of 2 to 4 are written beside the general code;
 * the log semiring with a fixed matrix and vectors works with ``exp(A - its row's maximum)``,
   computed once (`LogSteps` there);
-* other products are combinations of contiguous rows (`scanlib.kernels.linalg.semiring_products`).
-  A fixed matrix that multiplies vectors is laid out once so that this is so. Of a matrix per step
-  with a vector at its right, the contiguous axis is the one that is summed over; in the log
-  semiring it is turned first. Complex numbers are computed one by one.
+* real products of matrices are those of `scanlib.kernels.linalg.products`;
+* others are combinations of contiguous rows (`scanlib.kernels.linalg.semiring_products`). A fixed
+  matrix that multiplies vectors is laid out once so that this is so. Of a real matrix per step with
+  a vector at its right, the contiguous axis is the one that is summed over; in other semirings it
+  is turned first. Complex numbers are computed one by one.
 
 Where a mask leaves items of the matrix out, steps (or blocks of them) whose results are not finite
 are computed again without these items. Inputs are read where they are; rows that are not contiguous
@@ -24,13 +25,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 from pytensor.graph.basic import Apply
 
 from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
-from scanlib.kernels.linalg.products import write_product
-from scanlib.kernels.linalg.semiring_products import Combination, Dots, plainly, write_multiple
+from scanlib.kernels.linalg.products import multiply, write_product
+from scanlib.kernels.linalg.semiring_products import (
+    VECTOR_BYTES,
+    Combination,
+    choose,
+    plainly,
+    write_dots,
+    write_multiple,
+)
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, Words
 from scanlib.kernels.scalars import NoKernelError, parts_of
@@ -517,18 +526,26 @@ class Run(Table):
     def combine(self, out: Matrix, a: Matrix, h: Matrix, add: Matrix | None) -> None:
         """Write a product as combinations of contiguous rows, or as sums over them."""
         w, op, loop = self.w, self.op, self.loop
-        if not loop.is_turned():
-            a, rows = self.in_rows(a, "matrix"), h
-        elif op.vector and op.side == "left" and not loop.fixed and op.semiring != "log":
-            own = None if add is None else self.in_rows(add.turned, "row").pointer
-            rows = self.in_rows(a, "matrix")
-            Dots(w, op.semiring, out.pointer, rows, h.pointer, own).write()
+        if op.semiring == "real" and not op.vector:
+            if add is not None:
+                self.copy(out.pointer, add.turned if loop.is_turned() else add)
+            multiply(w, a, h, out, more=add is not None)
             return
-        else:
-            rows, a, out = self.in_rows(a.turned, "matrix"), h.turned, out.turned
+        if op.semiring == "real" and op.side == "left" and not loop.fixed:
+            own = None if add is None else self.in_rows(add.turned, "row").pointer
+            rows, full = self.in_rows(a, "matrix"), VECTOR_BYTES // a.itemsize
+            dots = partial(write_dots, w, out.pointer, rows, h.pointer, own)
+            cases = [(lanes, partial(dots, lanes)) for lanes in (full, 4)]
+            choose(w, self.size, [*cases, (0, partial(self.one_by_one, out, a, h, add))])
+            return
+        if loop.is_turned():
+            a, h, out = h.turned, a.turned, out.turned
             add = None if add is None else add.turned
+            h = self.in_rows(h, "matrix")
+        else:
+            a = self.in_rows(a, "matrix")
         add = None if add is None else self.in_rows(add, "row")
-        Combination(w, op.semiring, out, a, rows, add).write()
+        Combination(w, op.semiring, out, a, h, add).write()
 
     def one_by_one(self, out: Matrix, a: Matrix, h: Matrix, add: Matrix | None) -> None:
         """Write a product, one number after the other."""
