@@ -80,13 +80,12 @@ class Expressions:
             return f"{operand(given[0])}[{index_text(node) if has_slice else ', '.join(given[1:])}]"
         given += [UNKNOWN] * (len(node.inputs) > self.operands)
         kind = op.scalar_op if isinstance(op, Elemwise) else op
-        name = getattr(kind, "name", None) or re.sub(
-            r"(?<=[a-z])(?=[A-Z])", "_", type(kind).__name__
-        )
+        name = getattr(kind, "name", None) or type(kind).__name__
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
         symbol = "@" if isinstance(op, Dot) else SYMBOLS.get(name)
         if symbol is not None:
             return f" {symbol} ".join(map(operand, given))
-        return f"-{operand(given[0])}" if name == "neg" else f"{name.lower()}({', '.join(given)})"
+        return f"-{operand(given[0])}" if name == "neg" else f"{name}({', '.join(given)})"
 
 
 def operand(text: str) -> str:

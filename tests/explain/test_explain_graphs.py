@@ -212,7 +212,7 @@ def test_an_unknown_op_is_named():
 
 def test_matrix_recurrences():
     a = pt.tensor("A", shape=(None, 3, 3))
-    h = scanlib.linear_scan(a, pt.dmatrix("b"), matrix=True)
+    h = scanlib.linear_scan(a, pt.tensor("b", shape=(None, 3)), matrix=True)
     explanation = scanlib.explain(h)
     (loop,) = explanation.loops
     assert loop.op == "LinearScan"
