@@ -44,9 +44,8 @@ from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, Words
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import LINE, itemsize, load_number, store_number
-from scanlib.ops.lowered import linear_loop
 from scanlib.ops.lowered.linear_scan import LinearScan
-from scanlib.schedules.elementwise import Array, TableReader, Tables
+from scanlib.schedules.elementwise import Array, TableReader, Tables, checked_steps
 from scanlib.schedules.linear_vectors import LogSteps, VectorSteps, padded
 from scanlib.schedules.turns import steps_of_a_turn, turns
 
@@ -105,6 +104,7 @@ class Recurrence(Tables):
     def __init__(self, op: LinearScan, node: Apply, outer: str) -> None:
         super().__init__([variable.type for variable in node.inputs])
         self.op, self.outer = op, outer
+        self.messages = op.messages()
         parts = op.parts(node.inputs)
         out = node.outputs[0].type
         self.dtype = out.dtype
@@ -113,8 +113,8 @@ class Recurrence(Tables):
             raise NoKernelError(f"a matrix recurrence of {out.dtype} has no kernel")
         self.itemsize = itemsize(out.dtype)
         self.row_ndim = out.ndim - 1
-        self.batch = op.batch_rank(out.ndim)
-        self.matrix_batched = op.matrix_batch_rank(parts.matrix.type.ndim) > 0
+        self.batch = op.batch_rank
+        self.matrix_batched = op.matrix_batch_rank > 0
         self.fixed = op.coefficient == "fixed"
         state = parts.initial.type.shape
         added = state if parts.offset is None else parts.offset.type.shape
@@ -140,6 +140,8 @@ class Recurrence(Tables):
             if number is not None
             for kind in [self.inputs[number]]
         }
+        given = sorted(self.arrays, key=lambda name: self.arrays[name].number)
+        self.names = op.signature.split_inputs(given[: len(node.inputs)])
 
     def is_turned(self) -> bool:
         """Whether the columns of states are what is contiguous."""
@@ -349,17 +351,21 @@ class Prepare(Table):
 
     def kernel(self) -> Kernel:
         loop, op, w, words = self.loop, self.op, self.w, self.words
-        steps = self.checked_steps()
+        messages = loop.messages
+        steps = checked_steps(self, loop.names, messages)
         rows = self.dim("initial", 0)
         is_wrong = rows.differs(1)
         if not op.untraced:
             is_wrong = is_wrong & ((steps > 0) | rows.differs(0))
-        self.refuse(is_wrong, "InitialRowsError", linear_loop.INITIAL_ROWS, rows)
+        self.refuse(is_wrong, "InitialRowsError", messages.initial_rows(0), rows)
         if op.required_steps:
-            text = linear_loop.missing_steps(op.required_steps)
-            self.refuse(steps < op.required_steps, "IndexError", text)
-        for left, right in self.equal_sizes():
-            self.refuse(left.differs(right), "LoopError", linear_loop.SHAPES, left, right)
+            self.refuse(steps < op.required_steps, "IndexError", messages.missing_steps())
+        first = {"initial": 1, "offset": 1, "matrix": int(not loop.fixed), "mask": 0}
+        for pair in op.same_sizes():
+            left, right = (
+                self.dim(name, axis if axis < 0 else axis + first[name]) for name, axis in pair
+            )
+            self.refuse(left.differs(right), "LoopError", op.sizes_differ(), left, right)
         for word in (words.steps, words.capacity, words.taken):
             self.out.write_word(word, steps)
         for word in (words.begin, words.part, words.choice):
@@ -385,39 +391,6 @@ class Prepare(Table):
         first = self.words.first_row(number)
         self.out.write_word(first, 0)
         self.out.write_word(first + 1, dims[0])
-
-    def checked_steps(self) -> Value:
-        """Write the number of steps, and the checks that all inputs have it."""
-        loop, w = self.loop, self.w
-        if self.has("n_steps"):
-            kind = Type(loop.arrays["n_steps"].dtype)
-            steps = w.cast(w.load(kind, self.data("n_steps")), "int64")
-            self.refuse(steps < 0, "StepCountError", linear_loop.NEGATIVE_STEPS, steps)
-        else:
-            steps = self.dim("offset" if self.has("offset") else "matrix", 0)
-        timed = [("offset", linear_loop.OFFSET_ROWS)] if self.has("offset") else []
-        if not loop.fixed:
-            timed.append(("matrix", linear_loop.MATRIX_ROWS))
-        for name, text in timed:
-            rows = self.dim(name, 0)
-            self.refuse(rows.differs(steps), "SequenceLengthError", text, rows, steps)
-        return steps
-
-    def equal_sizes(self) -> Iterator[tuple[Value, Value]]:
-        loop = self.loop
-        d = self.dim("initial", -1 if loop.is_turned() else -2)
-        for axis in (-2, -1):
-            yield self.dim("matrix", axis), d
-        if loop.matrix_batched:
-            first = 0 if loop.fixed else 1
-            for axis in range(loop.batch):
-                yield self.dim("matrix", first + axis), self.dim("initial", 1 + axis)
-        for axis in (-2, -1):
-            if self.has("mask"):
-                yield self.dim("mask", axis), d
-        if self.has("offset"):
-            for axis in range(1, 1 + loop.row_ndim):
-                yield self.dim("offset", axis), self.dim("initial", axis)
 
 
 class Start(Table):
