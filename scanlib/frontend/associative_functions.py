@@ -30,14 +30,6 @@ from scanlib.ops.loop import Loop, Sequence, State
 from scanlib.ops.row_ops.checked_rows import CheckedValue
 
 
-class _Names(NamedTuple):
-    """What a function and its arguments are called, for messages."""
-
-    function: str
-    elems: str = "elems"
-    axis: str = "axis"
-
-
 class _Elems(NamedTuple):
     """The arrays to scan, time first; `axis` is where time stood, `tree` what held them."""
 
@@ -45,6 +37,10 @@ class _Elems(NamedTuple):
     labels: list[str]
     axis: int
     tree: Tree
+
+    def has_rows(self) -> bool:
+        """Whether there are known to be rows."""
+        return any(x.type.shape[0] for x in self.arrays)
 
 
 def associative_scan(
@@ -110,7 +106,12 @@ def associative_scan(
     >>> pytensor.function([a, b], h)([1, 2, 3], [1, 1, 1])
     array([ 1.,  3., 10.])
     """
-    return _scan(_Names("associative_scan"), fn, elems, axis, reverse)
+    title = "associative_scan"
+    rows = _read_elems(title, elems, axis)
+    values = _build(title, fn, rows, read_flag(title, "reverse", reverse))
+    if not rows.has_rows():
+        values = [y[: rows.arrays[0].shape[0]] for y in values]
+    return rows.tree.build(pt.moveaxis(y, 0, rows.axis) if rows.axis else y for y in values)
 
 
 def associative_reduce(
@@ -147,89 +148,47 @@ def associative_reduce(
     array([[32., 32.],
            [32., 32.]])
     """
-    return _reduce(_Names("associative_reduce"), fn, elems, axis, reverse)
-
-
-def prefix_scan(x: Any, prefix_func: Callable[..., Any], dim: int, pad_value: Any = 0) -> Any:
-    """Combine all elements up to each one, with the arguments of ``torch_parallel_scan``.
-
-    Parameters
-    ----------
-    x : tree of tensor or array_like
-        The elements, stacked along `dim`.
-    prefix_func : callable
-        As `fn` of `associative_scan`: it takes two single elements, without the axis `dim`.
-    dim : int
-        The axis to scan along.
-    pad_value : float, optional
-        Accepted, without a meaning: any length is scanned as it is, nothing is padded.
-
-    Returns
-    -------
-    tree of variable
-        ``associative_scan(prefix_func, x, axis=dim)``.
-
-    Notes
-    -----
-    F. A. Heinsen, "An implementation of parallel scan", 2024
-    (https://github.com/glassroom/torch_parallel_scan).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import pytensor, scanlib
-    >>> import pytensor.tensor as pt
-    >>> x = pt.tensor3("x")
-    >>> y = scanlib.prefix_scan(x, pt.matmul, dim=-3)
-    >>> pytensor.function([x], y[:, 0, 0])(np.full((3, 2, 2), 2.0))
-    array([ 2.,  8., 32.])
-    """
-    del pad_value
-    return _scan(_Names("prefix_scan", "x", "dim"), prefix_func, x, dim, False)
-
-
-def reduce_scan(x: Any, reduce_func: Callable[..., Any], dim: int) -> Any:
-    """Combine all elements, with the arguments of ``torch_parallel_scan``.
-
-    This is ``associative_reduce(reduce_func, x, axis=dim)``; see `prefix_scan`.
-
-    Examples
-    --------
-    >>> import pytensor, scanlib
-    >>> import pytensor.tensor as pt
-    >>> x = pt.matrix("x")
-    >>> y = scanlib.reduce_scan(x, pt.maximum, dim=-1)
-    >>> pytensor.function([x], y)([[1, 5, 2], [4, 3, 0]])
-    array([5., 4.])
-    """
-    return _reduce(_Names("reduce_scan", "x", "dim"), reduce_func, x, dim, False)
+    title = "associative_reduce"
+    rows = _read_elems(title, elems, axis)
+    if any(x.type.shape[0] == 0 for x in rows.arrays):
+        raise ValueError(
+            f"{title}: {rows.labels[0]} has length 0 along axis={axis}; there is "
+            "nothing to combine, and no identity to return"
+        )
+    if read_flag(title, "reverse", reverse):
+        # Only loops that run forward do without their history.
+        rows = rows._replace(arrays=[x[::-1] for x in rows.arrays])
+    values = [y[-1] for y in _build(title, fn, rows, False)]
+    if not rows.has_rows():
+        there = pt.gt(rows.arrays[0].shape[0], 0)
+        values = [CheckedValue(IndexError, _NO_ROWS)(value, there) for value in values]
+    return rows.tree.build(iter(values))
 
 
 # Arguments
 
 
-def _read_elems(names: _Names, elems: Any, axis: Any) -> _Elems:
+def _read_elems(title: str, elems: Any, axis: Any) -> _Elems:
     """Read the elements and move the scanned axis to the front."""
-    title = names.function
     given, tree = flatten(elems)
     if not given:
         raise ValueError(
-            f"{title}: there is nothing to scan, {names.elems} is an empty {type(elems).__name__}"
+            f"{title}: there is nothing to scan, elems is an empty {type(elems).__name__}"
         )
-    labels = tree.paths(names.elems)
+    labels = tree.paths("elems")
     tensors = [
-        as_tensor(*pair) for pair in zip(given, [f"{title}: {x}" for x in labels], strict=True)
+        as_tensor(value, f"{title}: {label}") for value, label in zip(given, labels, strict=True)
     ]
     labels = [x.name or label for x, label in zip(tensors, labels, strict=True)]
-    position = read_axis(title, axis, tensors[0].type.ndim, labels[0], names.axis)
+    position = read_axis(title, axis, tensors[0].type.ndim, labels[0], "axis")
     for tensor, label in zip(tensors[1:], labels[1:], strict=True):
-        read_axis(title, position, tensor.type.ndim, label, names.axis)
+        read_axis(title, position, tensor.type.ndim, label, "axis")
     arrays = [pt.moveaxis(x, position, 0) if position else x for x in tensors]
     known = known_to_differ(zip(labels, (x.type.shape[0] for x in arrays), strict=True))
     if known:
         text = ", ".join(f"{label} has {length}" for label, length in known)
         raise ValueError(
-            f"{title}: the tensors must have the same length along {names.axis}={axis}, but {text}"
+            f"{title}: the tensors must have the same length along axis={axis}, but {text}"
         )
     return _Elems(arrays, labels, position, tree)
 
@@ -238,22 +197,21 @@ def _read_elems(names: _Names, elems: Any, axis: Any) -> _Elems:
 
 
 def _combined(
-    names: _Names, fn: Callable[..., Any], rows: _Elems, earlier: list, later: list
+    title: str, fn: Callable[..., Any], rows: _Elems, earlier: list, later: list
 ) -> list[Variable]:
     """Call the function once and return what it makes of two elements, checked."""
-    title, tree = names.function, rows.tree
     if not callable(fn):
         raise TypeError(f"{title}: the function must be callable, got {type(fn).__name__}")
+    elements = [rows.tree.build(iter(earlier)), rows.tree.build(iter(later))]
     texts = ["the earlier element", "the later element"]
-    elements = [tree.build(iter(earlier)), tree.build(iter(later))]
     returned = call_function(fn, elements, texts, f"{title}: the function")
     leaves, given = flatten(returned)
-    if tree.is_leaf:
+    if rows.tree.is_leaf:
         leaves = [returned]
-    elif _as_tuple(given) != _as_tuple(tree):
+    elif _as_tuple(given) != _as_tuple(rows.tree):
         raise TypeError(
-            f"{title}: {step_name(fn)} returns an element of another structure than "
-            f"{names.elems}:\n{difference(tree, given)}"
+            f"{title}: {step_name(fn)} returns an element of another structure than elems:\n"
+            f"{difference(rows.tree, given)}"
         )
     return [
         _check_part(title, label, value, like)
@@ -289,7 +247,7 @@ def _check_part(title: str, label: str, value: Any, like: Variable) -> Variable:
     )
 
 
-def _build(names: _Names, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> list[Variable]:
+def _build(title: str, fn: Callable[..., Any], rows: _Elems, reverse: bool) -> list[Variable]:
     """Trace the function and return the histories of its loop.
 
     The first row is the initial row of a state of depth one and the others are the sequence, so
@@ -303,8 +261,8 @@ def _build(names: _Names, fn: Callable[..., Any], rows: _Elems, reverse: bool) -
         ]
         for when in ("earlier", "later")
     )
-    outputs = _combined(names, fn, rows, earlier, later)
-    loop = Loop(name=names.function, function="associative_scan", reverse=reverse, associative=True)
+    outputs = _combined(title, fn, rows, earlier, later)
+    loop = Loop(name=title, function="associative_scan", reverse=reverse, associative=True)
     for i, (x, label) in enumerate(zip(rows.arrays, rows.labels, strict=True)):
         first, others = (x[-1:], x[:-1]) if reverse else (x[:1], x[1:])
         if not x.type.shape[0]:
@@ -326,33 +284,3 @@ _LENGTHS = (
     "`{}` have not"
 )
 _NO_ROWS = "index -1 is out of bounds: the associative scan has no rows, so it has no last one"
-
-
-def _has_rows(rows: _Elems) -> bool:
-    """Whether there are known to be rows."""
-    return any(x.type.shape[0] for x in rows.arrays)
-
-
-def _scan(names: _Names, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
-    rows = _read_elems(names, elems, axis)
-    values = _build(names, fn, rows, read_flag(names.function, "reverse", reverse))
-    if not _has_rows(rows):
-        values = [y[: rows.arrays[0].shape[0]] for y in values]
-    return rows.tree.build(pt.moveaxis(y, 0, rows.axis) if rows.axis else y for y in values)
-
-
-def _reduce(names: _Names, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
-    rows = _read_elems(names, elems, axis)
-    if any(x.type.shape[0] == 0 for x in rows.arrays):
-        raise ValueError(
-            f"{names.function}: {rows.labels[0]} has length 0 along {names.axis}={axis}; there is "
-            "nothing to combine, and no identity to return"
-        )
-    if read_flag(names.function, "reverse", reverse):
-        # Only loops that run forward do without their history.
-        rows = rows._replace(arrays=[x[::-1] for x in rows.arrays])
-    values = [y[-1] for y in _build(names, fn, rows, False)]
-    if not _has_rows(rows):
-        there = pt.gt(rows.arrays[0].shape[0], 0)
-        values = [CheckedValue(IndexError, _NO_ROWS)(value, there) for value in values]
-    return rows.tree.build(iter(values))
