@@ -151,7 +151,7 @@ def test_all_obstacles_of_a_body_are_named():
         )
     )
     for action, operation in (
-        ("computes what is no elementwise operation", "(sort_op(table[x] + (table @ s), -1))"),
+        ("computes what is no elementwise operation", "(sort_op(table[x] + (table @ s)"),
         ("reads items by index", "(table[x])"),
         ("multiplies matrices", "(table @ s)"),
     ):
