@@ -1,5 +1,5 @@
-"""`Scan` and `ElemwiseScan` under JAX: compiled loops on the CPU, elementwise ones kernels on CUDA
-devices, else `lax.scan`, or `lax.while_loop`.
+"""Loops under JAX: compiled code on the CPU, kernels on CUDA devices, else `lax.scan`, or
+`lax.while_loop`.
 
 The compiled loop (`scanlib.backends.jax.kernels`) and the kernels (`scanlib.backends.jax.cuda`) run
 a number of steps that JAX knows when it compiles, or at most so many where a condition ends the
@@ -19,11 +19,11 @@ import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 
-from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.jax.body import array_of
 from scanlib.backends.jax.bounded import Bounded, has_unknown_rows
-from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
+from scanlib.backends.jax.cuda import CudaLoop, kernels_for
 from scanlib.backends.jax.kernels import (
+    Loop,
     call_target,
     is_compiled,
     known_numbers,
@@ -33,55 +33,66 @@ from scanlib.backends.jax.kernels import (
     with_known,
     words_of,
 )
+from scanlib.backends.jax.linear import LinearLoop
 from scanlib.backends.jax.loops import JAXLoop, count_steps, single
 from scanlib.backends.jax.mesh_axes import check_whole, varying
 from scanlib.backends.jax.partitioned import loop_factors, part_of
 from scanlib.backends.jax.platforms import on_platforms
 from scanlib.backends.jax.windows import Window, windows
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 
 @jax_funcify.register(Scan)
 @jax_funcify.register(ElemwiseScan)
-def funcify_loop(op: Scan | ElemwiseScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+@jax_funcify.register(LinearScan)
+def funcify_loop(op: Loop, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the JAX function of a loop."""
-    is_elementwise = isinstance(op, ElemwiseScan)
-    loop = JAXLoop(op.scan if is_elementwise else op, node)
-    kernels = kernels_for(op, node) if is_elementwise else None
+    loop: JAXLoop | LinearLoop
+    if isinstance(op, LinearScan):
+        loop = LinearLoop(op, node)
+    else:
+        loop = JAXLoop(op.scan if isinstance(op, ElemwiseScan) else op, node)
+    kernels, told = kernels_for(op, node), op.steps_of(node)
     has_code = kernels is not None or is_compiled(op, node)
-    read = op.signature.split_inputs(node.inputs).sequences
+    read = [node.inputs.index(sequence) for sequence in told.sequences]
 
     def scan(*inputs: Any) -> Any:
-        outer = op.signature.split_inputs(inputs)
-        check_whole(loop.title, zip(read, outer.sequences, strict=True))
+        sequences = [inputs[k] for k in read]
+        check_whole(loop.title, zip(told.sequences, sequences, strict=True))
         if has_code and not any(map(has_unknown_rows, inputs)):
-            steps = count_steps(outer.n_steps, outer.sequences, loop.title).known
-            if steps is not None and (steps < 2**31 or not op.signature.has_stop):
-                return single(run_compiled(op, node, loop, kernels, inputs))
+            n_steps = inputs[0] if op.has_n_steps else None
+            steps = count_steps(n_steps, sequences, loop.title).known
+            if steps is not None and (steps < 2**31 or not told.may_stop):
+                return single(run_compiled(node, loop, kernels, inputs, steps))
         return single(loop(*(v.rows() if isinstance(v, Window) else v for v in inputs)))
 
     return scan
 
 
 def run_compiled(
-    op: Scan | ElemwiseScan,
     node: Apply,
-    loop: JAXLoop,
-    kernels: KernelLoop | None,
+    loop: JAXLoop | LinearLoop,
+    kernels: CudaLoop | None,
     inputs: tuple[Any, ...],
+    taken: int,
 ) -> list[Any]:
     """Run a loop of a known number of steps, or of a greatest one, by compiled code or kernels."""
-    outer, stops = op.signature.split_inputs(inputs), op.signature.has_stop
-    number = count_steps(outer.n_steps, outer.sequences, loop.title)
-    loop.check(outer, number)
-    assert number.known is not None
-    taken, origins = number.known, loop.origins() if stops else []
+    op: Loop = node.op
+    origins = loop.origins() if isinstance(loop, JAXLoop) and op.signature.has_stop else []
     count, first = windows_of(op)
     values, places = windows(inputs, first, count)
     arrays = [array_of(*pair) for pair in zip(values, node.inputs, strict=True)]
     known = known_numbers(values)
     has_steps = op.has_n_steps
+
+    def as_stopped(found: list[Any]) -> list[Any]:
+        """Return what compiled code has written; see `JAXLoop.as_stopped`."""
+        if not origins:
+            return found[: len(node.outputs)]
+        assert isinstance(loop, JAXLoop)
+        return loop.as_stopped(taken, found)
 
     def portable(*arguments: Any) -> list[Any]:
         rows = with_known(arguments[: len(arrays)], known)
@@ -95,19 +106,11 @@ def run_compiled(
         """Return a loop's arguments without the places, and the number of steps as one number."""
         return [*[taken][:has_steps], *arguments[has_steps : len(arrays)]]
 
-    def cuda_sizes(arguments: Sequence[Any]) -> Any:
-        if kernels is None:
-            return None
-        sizes = sizes_of(kernels, own(arguments)[has_steps:], places, taken if has_steps else None)
-        is_empty = stops and sizes is not None and not (sizes.channels and sizes.steps)
-        return None if is_empty else sizes
-
     def run_kernels(*arguments: Any) -> list[Any]:
-        given = own(arguments)[has_steps:]
-        found = call_kernels(kernels, cuda_sizes(arguments), given, places)
-        return loop.as_stopped(taken, found) if stops else found[: len(node.outputs)]
+        assert kernels is not None
+        return as_stopped(kernels(taken, own(arguments)[has_steps:], places))
 
-    factors = None if stops else loop_factors(op, int(count > 0))
+    factors = loop_factors(op, [np.ndim(array) for array in arrays], int(count > 0))
     part = None if factors is None else part_of(node, factors)
     sizes = [np.shape(array) for array in arrays]
 
@@ -127,30 +130,28 @@ def run_compiled(
         return [*like(*arguments), *varying(lengths, arguments)]
 
     def run_target(*arguments: Any) -> list[Any]:
-        _, target = target_of(arguments)
+        fit, target = target_of(arguments)
         assert target is not None
         like = jax.eval_shape(results, *arguments)[: len(node.outputs)]
-        if not stops:
-            return call_target(op, target, like, arguments)
-        *found, words = call_target(op, target, [*like, STEPS_TAKEN], arguments)
-        return loop.as_stopped(taken, [*found, words[0]])
+        found = call_target(fit, target, [array.shape for array in like], arguments)
+        if origins:
+            found[-1] = found[-1][0]
+        return as_stopped(found)
 
     target = target_for(op, node)
     results_like(target, node, arrays, known, places)  # raises what is wrong with the shapes
     on_cpu = None if target is None else run_target
-    on_cuda = None if cuda_sizes(arrays) is None else run_kernels
+    fits = kernels is not None and kernels.fit(taken, arrays[has_steps:], places) is not None
+    on_cuda = run_kernels if fits else None
     if has_steps:
         arrays[0] = jnp.asarray(words_of([taken]))
     window = [jnp.asarray(words_of(places))] if count else []
     run = on_platforms(portable, results, on_cpu, on_cuda, factors if part else None)
     found = run(*arrays, *window)
-    if not stops:
+    if not origins:
         return found
     lengths = iter(found[len(origins) :])
     return [
         rows if origin is None else Bounded(rows, next(lengths), origin[0])
         for rows, origin in zip(found, origins, strict=False)
     ]
-
-
-STEPS_TAKEN = jax.ShapeDtypeStruct((2,), jnp.int32)  # one number of 64 bits

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 from pytensor.tensor.type import TensorType
 
-from scanlib.backends.cuda.launch import Geometry, KernelLoop, Kernels
-from scanlib.backends.cuda.linear import check_linear, linear_kernels
+from scanlib.backends.cuda.launch import KernelLoop, Kernels
+from scanlib.backends.cuda.linear import LinearKernels, check_linear, linear_kernels
 from scanlib.backends.cuda.nvidia import (
     LIBRARY,
     KernelCompileError,
@@ -31,9 +32,8 @@ from scanlib.backends.cuda.nvidia import (
 )
 from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.jax.handlers import load_handler
-from scanlib.backends.jax.kernels import arrays_of
+from scanlib.backends.jax.kernels import arrays_of, in_own_dtypes
 from scanlib.backends.jax.mesh_axes import varying
-from scanlib.backends.jax.narrow import kept_dtype, narrowed
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
@@ -42,53 +42,79 @@ TARGET = "scanlib_cuda_loop"
 PROCESSORS = 132  # of a device that is not there when JAX compiles for it
 
 
-def kernels_for(op: ElemwiseScan, node: Apply) -> KernelLoop | None:
-    """Return the kernels of a loop, None if it has none or they are not wanted."""
-    if not _are_wanted(node):
-        return None
-    try:
-        kernels = KernelLoop(narrowed(op))
-    except NoCCodeError:
-        return None
-    wide = kept_dtype(np.int64) == "int64"
-    if not wide and len(kernels.parameters.outputs) > len(node.outputs):
-        return None  # what comes beside the results holds numbers of 64 bits
-    return kernels if _are_ready(kernels) else None
-
-
-def has_linear_kernels(node: Apply) -> bool:
-    """Whether a matrix recurrence has kernels, unless its matrix is too large."""
-    try:
-        check_linear(node.outputs[0].type.dtype)
-    except NoCCodeError:
-        return False
-    return _are_wanted(node)
-
-
-def call_linear(op: LinearScan, inputs: Sequence[Any]) -> Callable[..., list[Any]] | None:
-    """Return the function that runs a matrix recurrence on arguments like these, or None.
+class CudaLoop:
+    """Calls the kernels of an elementwise loop or a matrix recurrence.
 
     Parameters
     ----------
-    op : LinearScan
-    inputs : sequence
-        The arguments, and the number of steps as an integer where it is one of them.
+    op : ElemwiseScan or LinearScan
 
-    Returns
-    -------
-    callable or None
-        None if the matrix is too large, or the arguments do not fit: `lax.scan` says what is wrong.
+    Raises
+    ------
+    NoCCodeError
+        If it has none.
     """
+
+    def __init__(self, op: ElemwiseScan | LinearScan) -> None:
+        self.op = op
+        if isinstance(op, ElemwiseScan):
+            self.loop = KernelLoop(op)
+
+    def fit(
+        self, steps: int, arrays: Sequence[Any], places: np.ndarray
+    ) -> tuple[KernelLoop | LinearKernels, Any] | None:
+        """Return the kernels for arguments like these, and their sizes.
+
+        None if the arguments do not fit: `lax.scan` says what is wrong. None as well for a matrix
+        that is too large, or a loop that may take no step.
+
+        Parameters
+        ----------
+        steps : int
+        arrays : sequence
+            The arguments, without the number of steps.
+        places : ndarray
+            For each sequence, the first row that is read and the number of rows.
+        """
+        op, given = self.op, [steps] * self.op.has_n_steps
+        if steps < 0:
+            return None
+        try:
+            if isinstance(op, LinearScan):
+                inputs = [*given, *arrays]
+                dtype = np.dtype(op.parts(inputs).initial.dtype).name
+                found = linear_kernels(op, inputs, dtype)
+                return found if steps and _are_ready(found[0]) else None
+            shapes = [tuple(array.shape) for array in arrays]
+            for k, (_, length) in enumerate(places.tolist()):
+                shapes[k] = (length, *shapes[k][1:])
+            sizes = self.loop.sizes(shapes, *given)
+        except (NoCCodeError, ValueError, IndexError):
+            return None
+        is_empty = op.signature.has_stop and not (sizes.channels and sizes.steps)
+        return None if is_empty else (self.loop, sizes)
+
+    def __call__(self, steps: int, arrays: Sequence[Any], places: np.ndarray) -> list[Any]:
+        """Return the results, and what comes after them, for arguments that `fit`."""
+        fit = self.fit(steps, arrays, places)
+        assert fit is not None
+        dtypes = [array.dtype for array in fit[0].parameters.inputs]
+        found = in_own_dtypes(lambda *given: _call(*fit, given, places), arrays, dtypes)
+        return varying(found, list(arrays))
+
+
+def kernels_for(op: Any, node: Apply) -> CudaLoop | None:
+    """Return the kernels of a loop, None if it has none or they are not wanted."""
+    if not isinstance(op, ElemwiseScan | LinearScan) or not _are_wanted(node):
+        return None
     try:
-        dtype = np.dtype(op.parts(inputs).initial.dtype).name
-        kernels, sizes = linear_kernels(op, inputs, dtype)
-    except (NoCCodeError, ValueError, IndexError):
+        if isinstance(op, LinearScan):
+            check_linear(node.outputs[0].type.dtype)
+        kernels = CudaLoop(op)
+    except NoCCodeError:
         return None
-    if not _are_ready(kernels):
-        return None
-    first = int(op.has_n_steps)
-    places = np.zeros((0, 2), np.int64)
-    return lambda *arrays: call_kernels(kernels, sizes, arrays[first:], places)
+    is_ready = isinstance(op, LinearScan) or _are_ready(kernels.loop)
+    return kernels if is_ready else None
 
 
 def _are_wanted(node: Apply) -> bool:
@@ -164,43 +190,8 @@ def keep(kernels: Kernels) -> str:
     return name
 
 
-def sizes_of(
-    kernels: KernelLoop, arrays: Sequence[Any], places: np.ndarray, steps: int | None
-) -> Geometry | None:
-    """Return the sizes of a loop; None if its arguments do not fit: `lax.scan` says what is wrong.
-
-    Parameters
-    ----------
-    arrays : sequence
-        The arguments, without the number of steps.
-    places : ndarray
-        For each sequence, the first row that is read and the number of rows.
-    steps : int, optional
-        The number of steps, where it is an argument.
-    """
-    if steps is not None and steps < 0:
-        return None
-    shapes = [tuple(array.shape) for array in arrays]
-    for k, (_, length) in enumerate(places.tolist()):
-        shapes[k] = (length, *shapes[k][1:])
-    try:
-        return kernels.sizes(shapes, steps)
-    except (NoCCodeError, ValueError, IndexError):
-        return None
-
-
-def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.ndarray) -> list[Any]:
-    """Return the results of a loop, computed by its kernels.
-
-    Parameters
-    ----------
-    kernels : KernelLoop or LinearKernels
-    sizes : Geometry or LinearGeometry
-    arrays : sequence
-        The arguments, without the number of steps.
-    places : ndarray
-        For each of the first arguments, the first row that is read and the number of rows.
-    """
+def _call(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.ndarray) -> list[Any]:
+    """Return what kernels make of arrays of their own dtypes, of which they read some rows."""
     strides = [contiguous(tuple(x.shape), x.dtype.itemsize) for x in arrays]
     call = kernels.call(sizes, strides, processors())
     made = [
@@ -220,9 +211,4 @@ def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.nda
         slots=np.array(call.slots, np.int64),
         launches=np.array(launches or [0], np.int64),
     )
-    results = kernels.results(arrays, found[: len(made)], sizes, _converted)
-    return varying(results, list(arrays))
-
-
-def _converted(array: Any, dtype: str) -> Any:
-    return array.astype(kept_dtype(np.dtype(dtype)))
+    return kernels.results(arrays, found[: len(made)], sizes, lax.convert_element_type)

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import AbstractFunctionGraph
 from pytensor.link.jax.dispatch.basic import jax_funcify, jax_typify
@@ -43,7 +44,14 @@ def funcify_graph(fgraph: AbstractFunctionGraph, **kwargs: Any) -> Callable[...,
 
     kwargs = {"fgraph_name": "jax_funcified_fgraph", **kwargs}
     kwargs.pop("node", None)
-    return fgraph_to_python(fgraph, convert, type_conversion_fn=jax_typify, **kwargs)
+    return fgraph_to_python(fgraph, convert, type_conversion_fn=typify, **kwargs)
+
+
+def typify(data: Any, **kwargs: Any) -> Any:
+    """Return a constant as JAX's; arrays without the program that `jnp.array` compiles for each."""
+    if isinstance(data, np.ndarray) and data.ndim:
+        return jax.device_put(data)
+    return jax_typify(data, **kwargs)
 
 
 def funcify_node(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:

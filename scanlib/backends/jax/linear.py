@@ -1,6 +1,6 @@
 r"""`LinearScan` under JAX: ``h_t = A_t ⊗ h_{t-1} + b_t``.
 
-It is compiled on the CPU, runs by kernels on CUDA devices, and as `lax.scan` elsewhere.
+What it is where it has no compiled code (`scanlib.backends.jax.compiled_loops`).
 Shapes and semirings are those of `ops.lowered.linear_scan`. Arrays of an unknown length (`Bounded`)
 run over their whole buffers; steps beyond the length leave the state as it is, so that row `n` of
 the history, in either direction, is right.
@@ -8,15 +8,12 @@ the history, in either direction, is right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from pytensor.graph.basic import Apply
-from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.jax.body import array_of
 from scanlib.backends.jax.bounded import (
@@ -24,70 +21,35 @@ from scanlib.backends.jax.bounded import (
     first_rows,
     has_unknown_rows,
     rows_of,
-    static_int,
 )
-from scanlib.backends.jax.cuda import call_linear, has_linear_kernels
-from scanlib.backends.jax.kernels import call_target, target_for, words_of
-from scanlib.backends.jax.loops import StepCount, count_steps, single
-from scanlib.backends.jax.mesh_axes import check_whole, varying
-from scanlib.backends.jax.partitioned import linear_factors, part_of
-from scanlib.backends.jax.platforms import on_platforms
+from scanlib.backends.jax.loops import StepCount, count_steps
+from scanlib.backends.jax.mesh_axes import varying
 from scanlib.ops.lowered import linear_loop
 from scanlib.ops.lowered.linear_scan import LinearScan, Parts
 
 
-@jax_funcify.register(LinearScan)
-def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the JAX function of a matrix recurrence."""
-    target = target_for(op, node)
-    has_kernels = has_linear_kernels(node)
-    start = op.parts(range(len(node.inputs))).initial
+class LinearLoop:
+    """Runs one `LinearScan` on JAX values.
 
-    read = op.steps_of(node).sequences
+    Parameters
+    ----------
+    op : LinearScan
+    node : Apply
+        Whose inputs are those of the recurrence.
+    """
 
-    def linear_scan(*inputs: Any) -> Any:
-        values = [
+    def __init__(self, op: LinearScan, node: Apply) -> None:
+        self.op, self.node = op, node
+        self.title = str(op)
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        first = int(self.op.has_n_steps)
+        arrays = [
             value if has_unknown_rows(value) else array_of(value, variable)
-            for value, variable in zip(inputs, node.inputs, strict=True)
+            for value, variable in zip(inputs[first:], self.node.inputs[first:], strict=True)
         ]
-        if op.has_n_steps:
-            values[0] = inputs[0]
-        values[start] = first_rows(values[start], 1)
-        parts = op.parts(values)
-        check_whole(str(op), zip(read, op.steps(parts).sequences, strict=True))
-        known = _count(op, parts).known
-        if not (target or has_kernels) or not known or any(has_unknown_rows(v) for v in values):
-            return run(op, parts)
-        steps = [static_int(values[0])] if op.has_n_steps else []
-        arrays = [*map(jnp.asarray, map(words_of, steps)), *values[len(steps) :]]
-
-        def own(given: Sequence[Any]) -> list[Any]:
-            """Return the arguments with the number of steps as one number."""
-            return [*steps, *given[len(steps) :]]
-
-        def portable(*given: Any) -> list[Any]:
-            return [run(op, op.parts(own(given)))]
-
-        def run_kernels(*given: Any) -> list[Any]:
-            kernels = call_linear(op, own(given))
-            assert kernels is not None
-            return kernels(*given)
-
-        factors = linear_factors(op, [np.ndim(array) for array in arrays])
-        part = part_of(node, factors)
-        assert part is not None
-
-        def run_target(*given: Any) -> list[Any]:
-            same = [np.shape(value) for value in given] == [np.shape(value) for value in arrays]
-            fit = target if same else target_for(part.op, part)
-            assert fit is not None
-            return call_target(op, fit, jax.eval_shape(portable, *given), given)
-
-        on_cpu = None if target is None else run_target
-        on_cuda = run_kernels if has_kernels and call_linear(op, own(values)) else None
-        return single(on_platforms(portable, None, on_cpu, on_cuda, factors)(*arrays))
-
-    return linear_scan
+        parts = self.op.parts([*inputs[:first], *arrays])
+        return [run(self.op, parts._replace(initial=first_rows(parts.initial, 1)))]
 
 
 def run(op: LinearScan, parts: Parts) -> Any:

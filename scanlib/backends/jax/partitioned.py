@@ -270,12 +270,23 @@ def _new_part(node: Apply, factors: Factors) -> Apply | bool | None:
 # What may be cut
 
 
-def loop_factors(op: Scan | ElemwiseScan, extra: int) -> Factors | None:
+def loop_factors(
+    op: Scan | ElemwiseScan | LinearScan, ranks: Sequence[int], extra: int
+) -> Factors | None:
     """Return along which axes a loop may be cut.
 
-    `extra` inputs come behind its own. None for loops that end by a condition, or whose
-    channels know their places.
+    None for loops that end by a condition, or whose channels know their places.
+
+    Parameters
+    ----------
+    op : Scan or ElemwiseScan or LinearScan
+    ranks : sequence
+        The number of dimensions of each input.
+    extra : int
+        How many inputs come behind its own.
     """
+    if isinstance(op, LinearScan):
+        return _linear_factors(op, ranks)
     if op.signature.has_stop:
         return None
     if isinstance(op, Scan):
@@ -410,14 +421,8 @@ def _channel_factors(op: ElemwiseScan, extra: int) -> Factors:
     return Factors((*inputs, *[(None,)] * extra), tuple(outputs), tuple(sums))
 
 
-def linear_factors(op: LinearScan, ranks: Sequence[int]) -> Factors:
-    """Return along which axes a matrix recurrence may be cut: its batch, and columns of states.
-
-    Parameters
-    ----------
-    ranks : sequence
-        The number of dimensions of each input.
-    """
+def _linear_factors(op: LinearScan, ranks: Sequence[int]) -> Factors:
+    """Return along which axes a matrix recurrence may be cut: its batch, and columns of states."""
     parts = op.parts(ranks)
     batch = tuple(f"b{k}" for k in range(op.batch_rank(parts.initial)))
     item: Axes = (None,)
