@@ -38,7 +38,7 @@ from scanlib.backends.jax.loops import JAXLoop, count_steps, single
 from scanlib.backends.jax.mesh_axes import check_whole, varying
 from scanlib.backends.jax.partitioned import loop_factors, part_of
 from scanlib.backends.jax.platforms import on_platforms
-from scanlib.backends.jax.windows import Window, windows
+from scanlib.backends.jax.windows import sliced, windows
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
@@ -66,7 +66,7 @@ def funcify_loop(op: Loop, node: Apply, **kwargs: Any) -> Callable[..., Any]:
             steps = count_steps(n_steps, sequences, loop.title).known
             if steps is not None and (steps < 2**31 or not told.may_stop):
                 return single(run_compiled(node, loop, kernels, inputs, steps))
-        return single(loop(*(v.rows() if isinstance(v, Window) else v for v in inputs)))
+        return single(loop(*map(sliced, inputs)))
 
     return scan
 
@@ -138,8 +138,9 @@ def run_compiled(
             found[-1] = found[-1][0]
         return as_stopped(found)
 
+    loop.check(inputs, taken)
     target = target_for(op, node)
-    results_like(target, node, arrays, known, places)  # raises what is wrong with the shapes
+    results_like(target, node, arrays, known, places)  # raises what else is wrong with the shapes
     on_cpu = None if target is None else run_target
     fits = kernels is not None and kernels.fit(taken, arrays[has_steps:], places) is not None
     on_cuda = run_kernels if fits else None

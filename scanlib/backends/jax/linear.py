@@ -8,6 +8,7 @@ the history, in either direction, is right.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -50,6 +51,12 @@ class LinearLoop:
         ]
         parts = self.op.parts([*inputs[:first], *arrays])
         return [run(self.op, parts._replace(initial=first_rows(parts.initial, 1)))]
+
+    def check(self, inputs: Sequence[Any], steps: int) -> None:
+        """Raise what can be known to be wrong when JAX compiles."""
+        parts = self.op.parts(inputs)
+        linear_loop.check_shapes(self.op, parts)
+        linear_loop.check_rows(self.op, parts, steps)
 
 
 def run(op: LinearScan, parts: Parts) -> Any:

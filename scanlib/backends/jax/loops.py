@@ -113,7 +113,7 @@ class JAXLoop:
         signature = self.signature
         outer = self.typed(signature.split_inputs(inputs))
         steps = count_steps(outer.n_steps, outer.sequences, self.title)
-        self.check(outer, steps)
+        self.check(inputs, steps.known)
         initials, carries = varying(outer.initials, inputs), varying(outer.carries, inputs)
         windows = [  # the initial rows of each state, the latest one first
             [initial[k if signature.reverse else depth - 1 - k] for k in range(depth)]
@@ -153,14 +153,16 @@ class JAXLoop:
             ],
         )
 
-    def check(self, outer: OuterInputs, steps: StepCount) -> None:
+    def check(self, inputs: Sequence[Any], steps: int | None) -> None:
         """Raise what can be known to be wrong when JAX compiles."""
-        if steps.known is not None:
+        outer = self.signature.split_inputs(inputs)
+        if steps is not None:
             lengths = (None if has_unknown_rows(s) else len(s) for s in outer.sequences)
-            self.messages.count_steps(steps.known, lengths)
-            if steps.known < self.signature.required_steps:
+            self.messages.count_steps(steps, lengths)
+            if steps < self.signature.required_steps:
                 raise IndexError(self.messages.missing_steps())
-        self.messages.check_initial_rows(map(len, outer.initials))
+        initials = map(first_rows, outer.initials, self.signature.depths)
+        self.messages.check_initial_rows(map(len, initials))
 
     # One step
 

@@ -192,7 +192,7 @@ def test_a_matrix_recurrence_of_wrong_lengths(jax_on_device):
     matrix, offset, initial = make_values(op, 5, 3)
     inputs = [pt.tensor(dtype="float64", shape=(None,) * n) for n in (3, 2, 2)]
     function = pytensor.function(inputs, op(*inputs), mode="JAX")
-    with pytest.raises(SequenceLengthError, match="matrix has 4 rows in time"):
+    with pytest.raises(SequenceLengthError, match="5 rows in time"):
         function(matrix[:4], offset, initial)
 
 
