@@ -28,14 +28,6 @@ from scanlib.ops.loop import Loop, Sequence, State
 from scanlib.ops.row_ops.checked_rows import CheckedValue
 
 
-class _Names(NamedTuple):
-    """What a function and its arguments are called, for messages."""
-
-    function: str
-    elems: str = "elems"
-    axis: str = "axis"
-
-
 class _Elems(NamedTuple):
     """The arrays to scan, time first; `axis` is where time stood, `kind` what held them."""
 
@@ -107,7 +99,7 @@ def associative_scan(
     >>> pytensor.function([a, b], h)([1, 2, 3], [1, 1, 1])
     array([ 1.,  3., 10.])
     """
-    return _scan(_Names("associative_scan"), fn, elems, axis, reverse)
+    return _scan("associative_scan", fn, elems, axis, reverse)
 
 
 def associative_reduce(
@@ -144,90 +136,32 @@ def associative_reduce(
     array([[32., 32.],
            [32., 32.]])
     """
-    return _reduce(_Names("associative_reduce"), fn, elems, axis, reverse)
-
-
-def prefix_scan(x: Any, prefix_func: Callable[..., Any], dim: int, pad_value: Any = 0) -> Any:
-    """Combine all elements up to each one, with the arguments of ``torch_parallel_scan``.
-
-    Parameters
-    ----------
-    x : tensor, array_like, or tuple or list of these
-        The elements, stacked along `dim`.
-    prefix_func : callable
-        As `fn` of `associative_scan`: it takes two single elements, without the axis `dim`.
-    dim : int
-        The axis to scan along.
-    pad_value : float, optional
-        Accepted, without a meaning: any length is scanned as it is, nothing is padded.
-
-    Returns
-    -------
-    variable, or tuple or list of variable
-        ``associative_scan(prefix_func, x, axis=dim)``.
-
-    Notes
-    -----
-    F. A. Heinsen, "An implementation of parallel scan", 2024
-    (https://github.com/glassroom/torch_parallel_scan).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import pytensor, scanlib
-    >>> import pytensor.tensor as pt
-    >>> x = pt.tensor3("x")
-    >>> y = scanlib.prefix_scan(x, pt.matmul, dim=-3)
-    >>> pytensor.function([x], y[:, 0, 0])(np.full((3, 2, 2), 2.0))
-    array([ 2.,  8., 32.])
-    """
-    del pad_value
-    return _scan(_Names("prefix_scan", "x", "dim"), prefix_func, x, dim, False)
-
-
-def reduce_scan(x: Any, reduce_func: Callable[..., Any], dim: int) -> Any:
-    """Combine all elements, with the arguments of ``torch_parallel_scan``.
-
-    This is ``associative_reduce(reduce_func, x, axis=dim)``; see `prefix_scan`.
-
-    Examples
-    --------
-    >>> import pytensor, scanlib
-    >>> import pytensor.tensor as pt
-    >>> x = pt.matrix("x")
-    >>> y = scanlib.reduce_scan(x, pt.maximum, dim=-1)
-    >>> pytensor.function([x], y)([[1, 5, 2], [4, 3, 0]])
-    array([5., 4.])
-    """
-    return _reduce(_Names("reduce_scan", "x", "dim"), reduce_func, x, dim, False)
+    return _reduce("associative_reduce", fn, elems, axis, reverse)
 
 
 # Arguments
 
 
-def _read_elems(names: _Names, elems: Any, axis: Any) -> _Elems:
+def _read_elems(title: str, elems: Any, axis: Any) -> _Elems:
     """Read the elements and move the scanned axis to the front."""
-    title = names.function
     kind = type(elems) if isinstance(elems, list | tuple) else None
     if kind is not None and not elems:
-        raise ValueError(
-            f"{title}: there is nothing to scan, {names.elems} is an empty {kind.__name__}"
-        )
+        raise ValueError(f"{title}: there is nothing to scan, elems is an empty {kind.__name__}")
     given = [elems] if kind is None else elems
-    labels = [names.elems if kind is None else f"{names.elems}[{i}]" for i in range(len(given))]
+    labels = ["elems" if kind is None else f"elems[{i}]" for i in range(len(given))]
     tensors = [
         as_tensor(value, f"{title}: {label}") for value, label in zip(given, labels, strict=True)
     ]
     labels = [x.name or label for x, label in zip(tensors, labels, strict=True)]
-    position = read_axis(title, axis, tensors[0].type.ndim, labels[0], names.axis)
+    position = read_axis(title, axis, tensors[0].type.ndim, labels[0], "axis")
     for tensor, label in zip(tensors[1:], labels[1:], strict=True):
-        read_axis(title, position, tensor.type.ndim, label, names.axis)
+        read_axis(title, position, tensor.type.ndim, label, "axis")
     arrays = [pt.moveaxis(x, position, 0) if position else x for x in tensors]
     known = known_to_differ(zip(labels, (x.type.shape[0] for x in arrays), strict=True))
     if known:
         text = ", ".join(f"{label} has {length}" for label, length in known)
         raise ValueError(
-            f"{title}: the tensors must have the same length along {names.axis}={axis}, but {text}"
+            f"{title}: the tensors must have the same length along axis={axis}, but {text}"
         )
     return _Elems(arrays, labels, position, kind)
 
@@ -327,25 +261,25 @@ def _has_rows(rows: _Elems) -> bool:
     return any(x.type.shape[0] for x in rows.arrays)
 
 
-def _scan(names: _Names, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
-    rows = _read_elems(names, elems, axis)
-    values = _build(names.function, fn, rows, read_flag(names.function, "reverse", reverse))
+def _scan(title: str, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
+    rows = _read_elems(title, elems, axis)
+    values = _build(title, fn, rows, read_flag(title, "reverse", reverse))
     if not _has_rows(rows):
         values = [y[: rows.arrays[0].shape[0]] for y in values]
     return _as_given(rows, [pt.moveaxis(y, 0, rows.axis) if rows.axis else y for y in values])
 
 
-def _reduce(names: _Names, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
-    rows = _read_elems(names, elems, axis)
+def _reduce(title: str, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
+    rows = _read_elems(title, elems, axis)
     if any(x.type.shape[0] == 0 for x in rows.arrays):
         raise ValueError(
-            f"{names.function}: {rows.labels[0]} has length 0 along {names.axis}={axis}; there is "
+            f"{title}: {rows.labels[0]} has length 0 along axis={axis}; there is "
             "nothing to combine, and no identity to return"
         )
-    if read_flag(names.function, "reverse", reverse):
+    if read_flag(title, "reverse", reverse):
         # Only loops that run forward do without their history.
         rows = rows._replace(arrays=[x[::-1] for x in rows.arrays])
-    values = [y[-1] for y in _build(names.function, fn, rows, False)]
+    values = [y[-1] for y in _build(title, fn, rows, False)]
     if not _has_rows(rows):
         there = pt.gt(rows.arrays[0].shape[0], 0)
         values = [CheckedValue(IndexError, _NO_ROWS)(value, there) for value in values]

@@ -1,5 +1,5 @@
-"""Loops under JAX: compiled code on the CPU, kernels on CUDA devices, else `lax.scan`, or
-`lax.while_loop`.
+"""Loops under JAX: compiled on the CPU, on CUDA devices kernels (elementwise loops and matrix
+recurrences), else `lax.scan`, or `lax.while_loop`.
 
 The compiled loop (`scanlib.backends.jax.kernels`) and the kernels (`scanlib.backends.jax.cuda`) run
 a number of steps that JAX knows when it compiles, or at most so many where a condition ends the
@@ -11,6 +11,7 @@ lengths of those that are `Bounded`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,12 +20,14 @@ import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 
+from scanlib.backends.cuda.launch import KernelLoop
+from scanlib.backends.cuda.linear import LinearLoop
 from scanlib.backends.jax.body import array_of
 from scanlib.backends.jax.bounded import Bounded, has_unknown_rows
-from scanlib.backends.jax.cuda import CudaLoop, kernels_for
+from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
 from scanlib.backends.jax.kernels import (
-    Loop,
     call_target,
+    in_own_dtypes,
     is_compiled,
     known_numbers,
     results_like,
@@ -33,7 +36,6 @@ from scanlib.backends.jax.kernels import (
     with_known,
     words_of,
 )
-from scanlib.backends.jax.linear import LinearLoop
 from scanlib.backends.jax.loops import JAXLoop, count_steps, single
 from scanlib.backends.jax.mesh_axes import check_whole, varying
 from scanlib.backends.jax.partitioned import loop_factors, part_of
@@ -47,52 +49,49 @@ from scanlib.ops.scan import Scan
 @jax_funcify.register(Scan)
 @jax_funcify.register(ElemwiseScan)
 @jax_funcify.register(LinearScan)
-def funcify_loop(op: Loop, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+def funcify_loop(
+    op: Scan | ElemwiseScan | LinearScan, node: Apply, **kwargs: Any
+) -> Callable[..., Any]:
     """Return the JAX function of a loop."""
-    loop: JAXLoop | LinearLoop
-    if isinstance(op, LinearScan):
-        loop = LinearLoop(op, node)
-    else:
-        loop = JAXLoop(op.scan if isinstance(op, ElemwiseScan) else op, node)
-    kernels, told = kernels_for(op, node), op.steps_of(node)
+    is_linear = isinstance(op, LinearScan)
+    loop = JAXLoop(op if isinstance(op, Scan) else op.scan, node, "highest" if is_linear else None)
+    kernels = kernels_for(op, node)
     has_code = kernels is not None or is_compiled(op, node)
-    read = [node.inputs.index(sequence) for sequence in told.sequences]
+    read = op.signature.split_inputs(node.inputs).sequences
 
     def scan(*inputs: Any) -> Any:
-        sequences = [inputs[k] for k in read]
-        check_whole(loop.title, zip(told.sequences, sequences, strict=True))
-        if has_code and not any(map(has_unknown_rows, inputs)):
-            n_steps = inputs[0] if op.has_n_steps else None
-            steps = count_steps(n_steps, sequences, loop.title).known
-            if steps is not None and (steps < 2**31 or not told.may_stop):
-                return single(run_compiled(node, loop, kernels, inputs, steps))
+        outer = op.signature.split_inputs(inputs)
+        check_whole(loop.title, zip(read, outer.sequences, strict=True))
+        is_known = not any(map(has_unknown_rows, inputs))
+        if is_known and is_linear and op.is_empty(inputs):
+            return sliced(outer.initials[0])
+        if has_code and is_known:
+            steps = count_steps(outer.n_steps, outer.sequences, loop.title).known
+            if steps is not None and (steps < 2**31 or not op.signature.has_stop):
+                return single(run_compiled(op, node, loop, kernels, inputs))
         return single(loop(*map(sliced, inputs)))
 
     return scan
 
 
 def run_compiled(
+    op: Scan | ElemwiseScan | LinearScan,
     node: Apply,
-    loop: JAXLoop | LinearLoop,
-    kernels: CudaLoop | None,
+    loop: JAXLoop,
+    kernels: KernelLoop | LinearLoop | None,
     inputs: tuple[Any, ...],
-    taken: int,
 ) -> list[Any]:
     """Run a loop of a known number of steps, or of a greatest one, by compiled code or kernels."""
-    op: Loop = node.op
-    origins = loop.origins() if isinstance(loop, JAXLoop) and op.signature.has_stop else []
+    outer, stops = op.signature.split_inputs(inputs), op.signature.has_stop
+    number = count_steps(outer.n_steps, outer.sequences, loop.title)
+    loop.check(outer, number)
+    assert number.known is not None
+    taken, origins = number.known, loop.origins() if stops else []
     count, first = windows_of(op)
     values, places = windows(inputs, first, count)
     arrays = [array_of(*pair) for pair in zip(values, node.inputs, strict=True)]
     known = known_numbers(values)
     has_steps = op.has_n_steps
-
-    def as_stopped(found: list[Any]) -> list[Any]:
-        """Return what compiled code has written; see `JAXLoop.as_stopped`."""
-        if not origins:
-            return found[: len(node.outputs)]
-        assert isinstance(loop, JAXLoop)
-        return loop.as_stopped(taken, found)
 
     def portable(*arguments: Any) -> list[Any]:
         rows = with_known(arguments[: len(arrays)], known)
@@ -106,11 +105,20 @@ def run_compiled(
         """Return a loop's arguments without the places, and the number of steps as one number."""
         return [*[taken][:has_steps], *arguments[has_steps : len(arrays)]]
 
-    def run_kernels(*arguments: Any) -> list[Any]:
-        assert kernels is not None
-        return as_stopped(kernels(taken, own(arguments)[has_steps:], places))
+    def cuda_sizes(arguments: Sequence[Any]) -> Any:
+        if kernels is None:
+            return None
+        sizes = sizes_of(kernels, own(arguments)[has_steps:], places, taken if has_steps else None)
+        is_empty = stops and sizes is not None and not (sizes.channels and sizes.steps)
+        return None if is_empty else sizes
 
-    factors = loop_factors(op, [np.ndim(array) for array in arrays], int(count > 0))
+    def run_kernels(*arguments: Any) -> list[Any]:
+        call = partial(call_kernels, kernels, cuda_sizes(arguments), places)
+        dtypes = [variable.type.dtype for variable in node.inputs[has_steps:]]
+        found = in_own_dtypes(call, own(arguments)[has_steps:], dtypes)
+        return loop.as_stopped(taken, found) if stops else found[: len(node.outputs)]
+
+    factors = None if stops else loop_factors(op, int(count > 0))
     part = None if factors is None else part_of(node, factors)
     sizes = [np.shape(array) for array in arrays]
 
@@ -134,22 +142,21 @@ def run_compiled(
         assert target is not None
         like = jax.eval_shape(results, *arguments)[: len(node.outputs)]
         found = call_target(fit, target, [array.shape for array in like], arguments)
-        if origins:
-            found[-1] = found[-1][0]
-        return as_stopped(found)
+        if not stops:
+            return found
+        *found, words = found
+        return loop.as_stopped(taken, [*found, words[0]])
 
-    loop.check(inputs, taken)
     target = target_for(op, node)
-    results_like(target, node, arrays, known, places)  # raises what else is wrong with the shapes
+    results_like(target, node, arrays, known, places)  # raises what is wrong with the shapes
     on_cpu = None if target is None else run_target
-    fits = kernels is not None and kernels.fit(taken, arrays[has_steps:], places) is not None
-    on_cuda = run_kernels if fits else None
+    on_cuda = None if cuda_sizes(arrays) is None else run_kernels
     if has_steps:
         arrays[0] = jnp.asarray(words_of([taken]))
     window = [jnp.asarray(words_of(places))] if count else []
     run = on_platforms(portable, results, on_cpu, on_cuda, factors if part else None)
     found = run(*arrays, *window)
-    if not origins:
+    if not stops:
         return found
     lengths = iter(found[len(origins) :])
     return [

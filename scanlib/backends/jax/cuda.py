@@ -22,8 +22,8 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 from pytensor.tensor.type import TensorType
 
-from scanlib.backends.cuda.launch import KernelLoop, Kernels
-from scanlib.backends.cuda.linear import LinearKernels, check_linear, linear_kernels
+from scanlib.backends.cuda.launch import Geometry, KernelLoop, Kernels
+from scanlib.backends.cuda.linear import LinearLoop
 from scanlib.backends.cuda.nvidia import (
     LIBRARY,
     KernelCompileError,
@@ -32,89 +32,30 @@ from scanlib.backends.cuda.nvidia import (
 )
 from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.jax.handlers import load_handler
-from scanlib.backends.jax.kernels import arrays_of, in_own_dtypes
+from scanlib.backends.jax.kernels import arrays_of
 from scanlib.backends.jax.mesh_axes import varying
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.scan import Scan
 
 TARGET = "scanlib_cuda_loop"
 PROCESSORS = 132  # of a device that is not there when JAX compiles for it
 
 
-class CudaLoop:
-    """Calls the kernels of an elementwise loop or a matrix recurrence.
-
-    Parameters
-    ----------
-    op : ElemwiseScan or LinearScan
-
-    Raises
-    ------
-    NoCCodeError
-        If it has none.
-    """
-
-    def __init__(self, op: ElemwiseScan | LinearScan) -> None:
-        self.op = op
-        if isinstance(op, ElemwiseScan):
-            self.loop = KernelLoop(op)
-
-    def fit(
-        self, steps: int, arrays: Sequence[Any], places: np.ndarray
-    ) -> tuple[KernelLoop | LinearKernels, Any] | None:
-        """Return the kernels for arguments like these, and their sizes.
-
-        None if the arguments do not fit: `lax.scan` says what is wrong. None as well for a matrix
-        that is too large, or a loop that may take no step.
-
-        Parameters
-        ----------
-        steps : int
-        arrays : sequence
-            The arguments, without the number of steps.
-        places : ndarray
-            For each sequence, the first row that is read and the number of rows.
-        """
-        op, given = self.op, [steps] * self.op.has_n_steps
-        if steps < 0:
-            return None
-        try:
-            if isinstance(op, LinearScan):
-                inputs = [*given, *arrays]
-                dtype = np.dtype(op.parts(inputs).initial.dtype).name
-                found = linear_kernels(op, inputs, dtype)
-                return found if steps and _are_ready(found[0]) else None
-            shapes = [tuple(array.shape) for array in arrays]
-            for k, (_, length) in enumerate(places.tolist()):
-                shapes[k] = (length, *shapes[k][1:])
-            sizes = self.loop.sizes(shapes, *given)
-        except (NoCCodeError, ValueError, IndexError):
-            return None
-        is_empty = op.signature.has_stop and not (sizes.channels and sizes.steps)
-        return None if is_empty else (self.loop, sizes)
-
-    def __call__(self, steps: int, arrays: Sequence[Any], places: np.ndarray) -> list[Any]:
-        """Return the results, and what comes after them, for arguments that `fit`."""
-        fit = self.fit(steps, arrays, places)
-        assert fit is not None
-        dtypes = [array.dtype for array in fit[0].parameters.inputs]
-        found = in_own_dtypes(lambda *given: _call(*fit, given, places), arrays, dtypes)
-        return varying(found, list(arrays))
-
-
-def kernels_for(op: Any, node: Apply) -> CudaLoop | None:
+def kernels_for(
+    op: Scan | ElemwiseScan | LinearScan, node: Apply
+) -> KernelLoop | LinearLoop | None:
     """Return the kernels of a loop, None if it has none or they are not wanted."""
-    if not isinstance(op, ElemwiseScan | LinearScan) or not _are_wanted(node):
+    if isinstance(op, Scan) or not _are_wanted(node):
         return None
     try:
         if isinstance(op, LinearScan):
-            check_linear(node.outputs[0].type.dtype)
-        kernels = CudaLoop(op)
+            return LinearLoop(op)
+        kernels = KernelLoop(op)
     except NoCCodeError:
         return None
-    is_ready = isinstance(op, LinearScan) or _are_ready(kernels.loop)
-    return kernels if is_ready else None
+    return kernels if _are_ready(kernels) else None
 
 
 def _are_wanted(node: Apply) -> bool:
@@ -190,13 +131,52 @@ def keep(kernels: Kernels) -> str:
     return name
 
 
-def _call(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.ndarray) -> list[Any]:
-    """Return what kernels make of arrays of their own dtypes, of which they read some rows."""
+def sizes_of(
+    kernels: KernelLoop | LinearLoop, arrays: Sequence[Any], places: np.ndarray, steps: int | None
+) -> Any:
+    """Return the sizes of a loop; None if its arguments do not fit: `lax.scan` says what is wrong.
+
+    Parameters
+    ----------
+    arrays : sequence
+        The arguments, without the number of steps.
+    places : ndarray
+        For each sequence, the first row that is read and the number of rows.
+    steps : int, optional
+        The number of steps, where it is an argument.
+    """
+    if steps is not None and steps < 0:
+        return None
+    shapes = [tuple(array.shape) for array in arrays]
+    for k, (_, length) in enumerate(places.tolist()):
+        shapes[k] = (length, *shapes[k][1:])
+    try:
+        sizes = kernels.sizes(shapes, steps)
+    except (NoCCodeError, ValueError, IndexError):
+        return None
+    if isinstance(sizes, Geometry):
+        return sizes
+    assert isinstance(kernels, LinearLoop)
+    return sizes if _are_ready(kernels.kernels(sizes)) else None
+
+
+def call_kernels(kernels: Any, sizes: Any, places: np.ndarray, *arrays: Any) -> list[Any]:
+    """Return the results of a loop, computed by its kernels.
+
+    Parameters
+    ----------
+    kernels : KernelLoop or LinearLoop
+    sizes : Geometry or LinearGeometry
+    places : ndarray
+        For each of the first arguments, the first row that is read and the number of rows.
+    *arrays : jax.Array
+        The arguments, without the number of steps, in the dtypes of the loop.
+    """
     strides = [contiguous(tuple(x.shape), x.dtype.itemsize) for x in arrays]
     call = kernels.call(sizes, strides, processors())
     made = [
         jax.ShapeDtypeStruct(shape, np.dtype(array.dtype))
-        for shape, array in zip(call.shapes, kernels.parameters.outputs, strict=True)
+        for shape, array in zip(call.shapes, call.kernels.parameters.outputs, strict=True)
     ]
     words = list(call.words)
     for k, (first, _) in enumerate(places.tolist()):
@@ -211,4 +191,5 @@ def _call(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.ndarray) -
         slots=np.array(call.slots, np.int64),
         launches=np.array(launches or [0], np.int64),
     )
-    return kernels.results(arrays, found[: len(made)], sizes, lax.convert_element_type)
+    results = kernels.results(arrays, found[: len(made)], sizes, lax.convert_element_type)
+    return varying(results, list(arrays))

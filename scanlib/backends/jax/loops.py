@@ -14,6 +14,7 @@ buffers as long as the loop can get, in the order of the steps. Its histories ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -92,10 +93,12 @@ class JAXLoop:
     op : Scan
     node : Apply
         Whose inputs are those of the loop.
+    precision : str, optional
+        That of products in a step, `jax.default_matmul_precision`; the user's without it.
     """
 
-    def __init__(self, op: Scan, node: Apply) -> None:
-        self.op, self.node = op, node
+    def __init__(self, op: Scan, node: Apply, precision: str | None = None) -> None:
+        self.op, self.node, self.precision = op, node, precision
         self.signature = op.signature
         self.messages = Messages(op.signature, op.labels, op.name)
         self.inner = op.signature.split_body_inputs(op.body.inputs)
@@ -113,7 +116,7 @@ class JAXLoop:
         signature = self.signature
         outer = self.typed(signature.split_inputs(inputs))
         steps = count_steps(outer.n_steps, outer.sequences, self.title)
-        self.check(inputs, steps.known)
+        self.check(outer, steps)
         initials, carries = varying(outer.initials, inputs), varying(outer.carries, inputs)
         windows = [  # the initial rows of each state, the latest one first
             [initial[k if signature.reverse else depth - 1 - k] for k in range(depth)]
@@ -153,16 +156,14 @@ class JAXLoop:
             ],
         )
 
-    def check(self, inputs: Sequence[Any], steps: int | None) -> None:
+    def check(self, outer: OuterInputs, steps: StepCount) -> None:
         """Raise what can be known to be wrong when JAX compiles."""
-        outer = self.signature.split_inputs(inputs)
-        if steps is not None:
+        if steps.known is not None:
             lengths = (None if has_unknown_rows(s) else len(s) for s in outer.sequences)
-            self.messages.count_steps(steps, lengths)
-            if steps < self.signature.required_steps:
+            self.messages.count_steps(steps.known, lengths)
+            if steps.known < self.signature.required_steps:
                 raise IndexError(self.messages.missing_steps())
-        initials = map(first_rows, outer.initials, self.signature.depths)
-        self.messages.check_initial_rows(map(len, initials))
+        self.messages.check_initial_rows(map(len, outer.initials))
 
     # One step
 
@@ -175,9 +176,10 @@ class JAXLoop:
             for window, offsets in zip(windows, self.signature.taps, strict=True)
             for offset in offsets
         ]
-        found = self.signature.split_body_outputs(
-            self.function(*rows, *taps, *carries, *non_sequences)
-        )
+        wanted = self.precision
+        with jax.default_matmul_precision(wanted) if wanted else nullcontext():
+            values = self.function(*rows, *taps, *carries, *non_sequences)
+        found = self.signature.split_body_outputs(values)
         states = tuple(
             array_of(value, taps[0])
             for value, taps in zip(found.states, self.inner.taps, strict=True)
