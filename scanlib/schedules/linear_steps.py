@@ -78,7 +78,7 @@ def linear_program(op: LinearScan, node: Apply, outer: str = "") -> LoopProgram:
     NoKernelError
         If kernels do not have the dtype.
     """
-    if not op.vector or parts_of(node.outputs[0].type.dtype) is not None:
+    if not _is_of_vectors(op):
         return array_program(op.scan)
     loop = Recurrence(op, node, outer)
     kernels = Kernels(Prepare(loop).kernel(), Start(loop).kernel(), (Run(loop).kernel(),))
@@ -93,10 +93,15 @@ def linear_program(op: LinearScan, node: Apply, outer: str = "") -> LoopProgram:
     )
 
 
+def _is_of_vectors(op: LinearScan) -> bool:
+    """Whether states are vectors, and not of complex numbers."""
+    return op.vector and parts_of(op.dtype) is None
+
+
 def has_products(node: Apply) -> bool:
     """Whether the steps of a recurrence can write products of their states and other rows."""
     op = node.op
-    if op.coefficient == "fixed" or op.has_mask or op.untraced or not op.vector:
+    if op.coefficient == "fixed" or op.has_mask or op.untraced or not _is_of_vectors(op):
         return False
     return bool(Recurrence(op, node, "").in_registers())
 
