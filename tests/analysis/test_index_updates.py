@@ -52,7 +52,6 @@ class Case(NamedTuple):
     rows: tuple
     states: tuple = ("n",)
     outputs: int = 0
-    families: tuple = ("affine",)
 
 
 def _delta(xp_set, add=True):
@@ -77,7 +76,7 @@ CASES = {
     "overwrite": Case(*_both(lambda to, xp: lambda i, x, h: [to(h, i, x)]), ("n", "x")),
     "nonlinear": Case(
         *_both(lambda to, xp: lambda i, x, h: [to(h, i, xp.tanh(h[i]) * x)]),
-        ("n", "x"), families=(None,),
+        ("n", "x"),
     ),
     "decay-of-the-others": Case(
         *_both(lambda to, xp: lambda i, x, h: [to(0.9 * h, i, h[i] + x)]), ("n", "x")
@@ -92,11 +91,11 @@ CASES = {
     ),
     "two-places": Case(
         *_both(lambda to, xp: lambda i, j, x, h: [to(to(h, i, h[i] + x), j, h[j] * x)]),
-        ("n", "n", "x"), families=(None,),
+        ("n", "n", "x"),
     ),
     "temporal-difference": Case(
         *_both(lambda to, xp: lambda i, j, x, h: [to(h, i, 0.2 * (x + 0.9 * h[j] - h[i]), True)]),
-        ("n", "n", "x"), families=(None,),
+        ("n", "n", "x"),
     ),
     "two-states": Case(
         *_both(
@@ -104,11 +103,11 @@ CASES = {
                 to(h, i, x - h[i], True), to(g, i, g[i] * 0.5 + h[i])
             ]
         ),
-        ("n", "x"), ("n", "n"), families=("affine", "affine"),
+        ("n", "x"), ("n", "n"),
     ),
     "scalar-beside": Case(
         *_both(lambda to, xp: lambda i, x, h, s: [to(h, i, s * x), 0.5 * s + h[i]]),
-        ("n", "x"), ("n", ""), families=(None, None),
+        ("n", "x"), ("n", ""),
     ),
     "items-of-a-matrix": Case(
         *_both(lambda to, xp: lambda i, j, x, h: [to(h, (i, j), 0.5 * h[i, j] + x), h[i, j]]),
@@ -232,11 +231,6 @@ def compare(function, case, values, rtol=1e-12):
 def test_lowered(name, compiled):
     function = compiled(name)
     assert_lowered(function)
-    (loop,) = scanlib.explain(function).loops
-    assert (
-        tuple(part.recurrence for part in loop.parts if part.role == "state")
-        == CASES[name].families
-    )
 
 
 @pytest.mark.parametrize("name", CASES)
