@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 
-import pytensor.scalar as ps
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import ancestors
 
 from scanlib.analysis.scalar_body import ScalarLoop
-from scanlib.ops.graph import substitute
 from scanlib.ops.loop import Carry, State
-from scanlib.ops.lowered.elemwise_scan import Axes, Recurrence
-from scanlib.ops.lowered.positions import Item, has_positions, inputs_read, places_compared
+from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.recurrences import FAMILIES, Component, NotInFamilyError
 
 
@@ -30,11 +27,7 @@ def dependences(
     """Return, for each part, the parts whose past values its next value reads."""
     part_of = {tap: part for part, reads in taps.items() for tap in reads}
     return {
-        part: {
-            part_of[variable]
-            for variable, ways in inputs_read([value]).items()
-            if ways and variable in part_of
-        }
+        part: {part_of[variable] for variable in ancestors([value]) if variable in part_of}
         for part, value in nexts.items()
     }
 
@@ -118,10 +111,7 @@ def _parts(scalar: ScalarLoop) -> tuple[dict[int, Variable], dict[int, dict[int,
     loop, layout = scalar.loop, scalar.layout
     signature = loop.signature()
     inner = signature.split_body_inputs(scalar.inputs)
-    outputs = scalar.outputs
-    if has_positions(outputs):
-        outputs = per_channel(outputs, scalar.axes())
-    result = signature.split_body_outputs(outputs)
+    result = signature.split_body_outputs(scalar.outputs)
     nexts: dict[int, Variable] = dict(enumerate(result.states))
     taps = {
         i: dict(zip(offsets, values, strict=True))
@@ -154,41 +144,3 @@ def _recognize(component: Component) -> tuple[Recurrence | None, str]:
         else:
             return recurrence, recurrence.family
     return None, objections[0]
-
-
-def per_channel(outputs: Sequence[Variable], axes: Mapping[Variable, Axes]) -> list[Variable]:
-    """Return scalars in which items read at the place of the channel are those of the channel.
-
-    Parameters
-    ----------
-    outputs : sequence of Variable
-        The results of a step, scalars.
-    axes : mapping of Variable to Axes
-        The channels' axes of the inputs.
-    """
-    replacements: dict[Variable, Variable] = {}
-    for node in toposort(list(outputs)):
-        if not isinstance(node.op, ps.Switch):
-            continue
-        here = {position: axis for axis, position in places_compared(node.inputs[0]).items()}
-        if not here:
-            continue
-        own = {
-            item: item.owner.inputs[0]
-            for item in ancestors(node.inputs[1:2])
-            if item.owner is not None
-            and isinstance(item.owner.op, Item)
-            and _is_own(item, here, axes)
-        }
-        if own:
-            (value,) = substitute([node.inputs[1]], own)
-            new = node.op.make_node(node.inputs[0], value, node.inputs[2])
-            replacements[node.outputs[0]] = new.outputs[0]
-    return substitute(list(outputs), replacements) if replacements else list(outputs)
-
-
-def _is_own(item: Variable, here: Mapping[Variable, int], axes: Mapping[Variable, Axes]) -> bool:
-    row, *positions = item.owner.inputs
-    given = iter(positions)
-    places = [here.get(next(given)) if p == "at" else p for p in item.owner.op.places]
-    return tuple(places) == axes[row]

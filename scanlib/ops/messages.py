@@ -131,10 +131,6 @@ class Messages:
             "in the steps before, now it has size {}; outputs are stacked and must keep their shape"
         )
 
-    def index_range(self) -> str:
-        """Numbers: step, index."""
-        return f"{self.prefix}step {{}} uses the index {{}}, which lies outside the indexed array"
-
     def channel_sizes(self, first: str, second: str) -> str:
         """Numbers: the sizes of two arrays along axes that should agree."""
         return (

@@ -20,7 +20,6 @@ from pytensor.scalar.basic import Cast, get_scalar_type
 
 from scanlib._compat import freeze_graph, thaw_graph
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.positions import PositionalOp
 
 
 def kept_dtype(dtype: Any) -> str:
@@ -69,8 +68,6 @@ def _narrow(body: FrozenFunctionGraph) -> FrozenFunctionGraph:
 
 def _apply_again(node: Apply, inputs: list[Variable]) -> list[Variable]:
     """Return the results of an operation for other inputs, in the dtypes that JAX gives them."""
-    if isinstance(node.op, PositionalOp):
-        return node.op.make_node(*inputs).outputs  # positions are numbers of the kernel's own
     wanted = [kept_dtype(out.type.dtype) for out in node.outputs]
     op = node.op
     if isinstance(op, Cast):
