@@ -192,11 +192,6 @@ class NodeMessages:
             text = self._value(what, DEPTH)
         return self._whole("" if text == UNKNOWN else text, detail)
 
-    def index(self, array: Variable, index: Variable, axis: int) -> str:
-        """Return the template for an index outside of an array; numbers: index, length."""
-        text = f"{_operand(self._value(array, DEPTH))}[{self._value(index, DEPTH)}]"
-        return self._whole(text, out_of_bounds("{}", axis))
-
     def _whole(self, text: str, detail: str) -> str:
         middle = f"{_escaped(text)}{self.place}".strip()
         return f"{self.prefix}{middle}: {detail}" if middle else f"{self.prefix}{detail}"
