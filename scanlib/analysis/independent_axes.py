@@ -4,33 +4,23 @@ An axis `a` of the states is independent if the rows ``h[…, i, …]`` at place
 from the rows of all states at place `i`, for all `i`: the members of a batch, or the channels of an
 elementwise step. The step's Jacobian is then block diagonal, one block for each `i`.
 
-One axis at a time is followed through the body: every value that depends on the states must have it
-in one known place, up to the next values, which must have it where the states do. What is not known
-here mixes.
+Which axes of a value run along which of the states, `linear_forms` knows of all that is linear and
+of elementwise functions. Here are the rules for other Ops. What is not known mixes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import singledispatch
 
+import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
-from pytensor.graph.traversal import toposort
-from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import Alloc, Join, Split
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
-from pytensor.tensor.math import Dot
-from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.special import LogSoftmax, Softmax
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
-from scanlib._compat import join_of, split_of
-
-# Where an axis runs, by input; None for an input that does not depend on the states.
-Places = list[int | None]
+from scanlib.analysis.linear_forms import Form, LinearForms, NotAffineError, Ties, name_of, rule
 
 
 def independent_axes(states: Sequence[Sequence[Variable]], nexts: Sequence[Variable]) -> list[int]:
@@ -43,152 +33,70 @@ def independent_axes(states: Sequence[Sequence[Variable]], nexts: Sequence[Varia
     nexts : sequence of Variable
         Its next values.
     """
-    rank = min((taps[0].type.ndim for taps in states), default=0)
-    return [axis for axis in range(rank) if _is_independent(states, nexts, axis)]
+    taps = [tap for each in states for tap in each]
+    try:
+        forms = LinearForms(taps, nexts, sizes_of, functions=True)
+    except NotAffineError:
+        return []
+    blocks = [block for value in nexts for block in forms.form(value).values()]
+    return [
+        axis
+        for axis in range(min((tap.type.ndim for tap in taps), default=0))
+        if len({tap.type.broadcastable[axis] for tap in taps}) == 1
+        and all(block.ties[axis] == axis and axis not in block.sides for block in blocks)
+    ]
 
 
-def _is_independent(
-    states: Sequence[Sequence[Variable]], nexts: Sequence[Variable], axis: int
-) -> bool:
-    found = {tap: axis for taps in states for tap in taps}
-    if len({tap.type.broadcastable[axis] for tap in found}) > 1:
-        return False
-    for node in toposort(list(nexts), blockers=list(found)):
-        places: Places = [found.get(inp) for inp in node.inputs]
-        if isinstance(node.op, Shape | Shape_i) or all(place is None for place in places):
-            continue
-        place = rule(node.op, node, places)
-        if place is None:
-            return False
-        found.update(dict.fromkeys(node.outputs, place))
-    return all(found.get(value, axis) == axis for value in nexts)
+def sizes_of(variable: Variable) -> list[Variable]:
+    """Return the shape of a variable of a body, in constants where it is known."""
+    return [
+        variable.shape[axis] if size is None else pt.constant(size, dtype="int64")
+        for axis, size in enumerate(variable.type.shape)
+    ]
 
 
-def _one(places: Places) -> int | None:
-    """Return the place that all dependent inputs share, None if they differ."""
-    known = {place for place in places if place is not None}
-    return known.pop() if len(known) == 1 else None
-
-
-@singledispatch
-def rule(op: Op, node: Apply, places: Places) -> int | None:
-    """Return where the axis runs in the outputs of a node, None if the node mixes its items."""
-    return None
-
-
-@rule.register(Elemwise)
-def _elemwise(op: Op, node: Apply, places: Places) -> int | None:
-    place = _one(places)
-    if place is None:
-        return None
-    own = {
-        inp.type.broadcastable[place]
-        for inp, known in zip(node.inputs, places, strict=True)
-        if known is not None
-    }
-    return place if own == {node.outputs[0].type.broadcastable[place]} else None
-
-
-@rule.register(DimShuffle)
-def _dimshuffle(op: DimShuffle, node: Apply, places: Places) -> int | None:
-    return op.new_order.index(places[0]) if places[0] in op.new_order else None
-
-
-@rule.register(CAReduce)
-def _reduction(op: CAReduce, node: Apply, places: Places) -> int | None:
-    (place,) = places
-    if op.axis is None or place is None or place in op.axis:
-        return None
-    return place - sum(axis < place for axis in op.axis)
+@rule.register(Shape)
+@rule.register(Shape_i)
+def _shape(op: Op, forms: LinearForms, node: Apply) -> Form:
+    if not forms.functions:
+        raise NotAffineError(f"{name_of(node.outputs[0])} reads the state")
+    return {}
 
 
 @rule.register(Softmax)
 @rule.register(LogSoftmax)
 @rule.register(CumOp)
-def _along_an_axis(op: Softmax | LogSoftmax | CumOp, node: Apply, places: Places) -> int | None:
-    if op.axis is None or places[0] is None:
-        return None
-    axes = op.axis if isinstance(op.axis, tuple) else (op.axis,)
+def _along_an_axis(op: Softmax | LogSoftmax | CumOp, forms: LinearForms, node: Apply) -> list[Form]:
     ndim = node.inputs[0].type.ndim
-    return None if places[0] in {axis % ndim for axis in axes} else places[0]
-
-
-@rule.register(Dot)
-def _dot(op: Op, node: Apply, places: Places, batch: int = 0) -> int | None:
-    """Rows of what stands left, or columns of what stands right; `batch` axes come before."""
-    first, second = (inp.type.ndim - batch for inp in node.inputs)
-    left, right = places
-    if right is None and left == batch and first == 2:
-        return batch
-    if left is None and right == batch + 1 and second == 2:
-        return node.outputs[0].type.ndim - 1
-    return None
+    axes = op.axis if isinstance(op.axis, tuple) else (op.axis,)
+    mixed = range(ndim) if None in axes else {axis % ndim for axis in axes}
+    return _tied(forms, node, node.outputs[0].type.ndim, mixed)
 
 
 @rule.register(Blockwise)
-def _blockwise(op: Blockwise, node: Apply, places: Places) -> int | None:
-    batch = op.batch_ndim(node)
-    place = _one(places)
-    if place is not None and place < batch:
-        dependent = [i for i, known in enumerate(places) if known is not None]
-        own = {node.inputs[i].type.broadcastable[place] for i in dependent}
-        return place if own == {node.outputs[0].type.broadcastable[place]} else None
-    return _dot(op, node, places, batch) if isinstance(op.core_op, Dot) else None
+def _blockwise(op: Blockwise, forms: LinearForms, node: Apply) -> list[Form]:
+    return _tied(forms, node, op.batch_ndim(node))
 
 
-@rule.register(Subtensor)
-def _part(op: Subtensor, node: Apply, places: Places) -> int | None:
-    indices = indices_from_subtensor(node.inputs[1:], op.idx_list)
-    return _place_of_part(indices, places[0]) if _one(places) == places[0] else None
-
-
-def _place_of_part(indices: Sequence[object], place: int | None) -> int | None:
-    """Return where an axis runs in a part of an array that has all of it."""
-    if place is None or (place < len(indices) and indices[place] != slice(None)):
-        return None
-    return place - sum(not isinstance(index, slice) for index in indices[:place])
-
-
-@rule.register(IncSubtensor)
-def _write(op: IncSubtensor, node: Apply, places: Places) -> int | None:
-    whole, part, *rest = places
-    place = whole
-    indices = indices_from_subtensor(node.inputs[2:], op.idx_list)
-    if any(known is not None for known in rest):
-        return None
-    if part is not None:
-        lacking = node.outputs[0].type.ndim - node.inputs[1].type.ndim
-        lacking -= sum(not isinstance(index, slice) for index in indices)
-        places_of_part = [_place_of_part(indices, k) for k in range(node.outputs[0].type.ndim)]
-        if part + lacking not in places_of_part or node.inputs[1].type.broadcastable[part]:
-            return None
-        found = places_of_part.index(part + lacking)
-        place = found if whole in (None, found) else None
-    return None if _place_of_part(indices, place) is None else place
-
-
-@rule.register(Join)
-def _join(op: Join, node: Apply, places: Places) -> int | None:
-    axis, _ = join_of(node)
-    place = _one(places)
-    return None if axis is None or axis == place else place
-
-
-@rule.register(Split)
-def _split(op: Split, node: Apply, places: Places) -> int | None:
-    _, axis, _ = split_of(node)
-    return None if axis is None or axis == places[0] else _one(places)
-
-
-@rule.register(Alloc)
-def _alloc(op: Alloc, node: Apply, places: Places) -> int | None:
-    value = node.inputs[0]
-    if places[0] is None or _one(places) is None or value.type.broadcastable[places[0]]:
-        return None
-    return places[0] + node.outputs[0].type.ndim - value.type.ndim
-
-
-@rule.register(SpecifyShape)
-@rule.register(CheckAndRaise)
-def _same(op: Op, node: Apply, places: Places) -> int | None:
-    return places[0] if _one(places) == places[0] else None
+def _tied(
+    forms: LinearForms, node: Apply, count: int, mixed: Sequence[int] | set[int] = ()
+) -> list[Form]:
+    """Return forms of results of which the first axes run along those of the inputs."""
+    if not forms.functions:
+        raise NotAffineError(f"{name_of(node.outputs[0])} reads the state")
+    found: dict[int, Ties] = {}
+    for inp in node.inputs:
+        for k, block in forms.form(inp).items():
+            ties = tuple(
+                None if o in mixed or tie in block.sides or inp.type.shape[o] == 1 else tie
+                for o, tie in enumerate(block.ties[:count])
+            )
+            pairs = zip(ties, found.get(k, ties), strict=True)
+            found[k] = tuple(one if one == two else None for one, two in pairs)
+    return [
+        {
+            k: forms.zeros(k, out, (*ties, *[None] * (out.type.ndim - count)))
+            for k, ties in found.items()
+        }
+        for out in node.outputs
+    ]

@@ -19,8 +19,9 @@ Products with one matrix from each side of a state, ``A S B``, keep the two apar
 
 Joining states must not change what non-finite numbers do: a value that does not read another one
 must not become NaN with it. The *structure* of a form, which items of its blocks are there at all,
-is found by the same propagation with ones in the place of all factors. (Jacobians along a graph: A.
-Griewank and A. Walther, "Evaluating derivatives", 2008, chapter 3.)
+is found by the same propagation with ones in the place of all factors. With elementwise functions
+taken for sums it follows what depends on what in any step (`independent_axes`). (Jacobians along a
+graph: A. Griewank and A. Walther, "Evaluating derivatives", 2008, chapter 3.)
 
 A matrix recurrence is read off the forms. In the real semiring the next value is a matrix times the
 state plus something, which its linear form says. In the log and tropical semirings it is ``⊕_j
@@ -120,6 +121,8 @@ class LinearForms:
         Gives the shape of a body variable without reading a state.
     structure : bool
         Whether to put ones in the place of all factors and leave the offsets out.
+    functions : bool
+        Whether to take elementwise functions for sums of what they read, of any dtype.
 
     Raises
     ------
@@ -133,8 +136,10 @@ class LinearForms:
         targets: Sequence[Variable],
         sizes: Sizes,
         structure: bool = False,
+        functions: bool = False,
     ) -> None:
-        self.sources, self.sizes, self.structure = list(sources), sizes, structure
+        self.sources, self.sizes = list(sources), sizes
+        self.structure, self.functions = structure or functions, functions
         self.dtype = sources[0].type.dtype
         self.multiplies = False
         self.dependent = depends_on(targets, sources)
@@ -148,11 +153,17 @@ class LinearForms:
 
     def _of_node(self, node: Apply) -> list[Form]:
         op, out = node.op, node.outputs[0]
-        if any(getattr(each.type, "dtype", None) != self.dtype for each in node.outputs):
+        dtypes = {getattr(each.type, "dtype", None) for each in node.outputs}
+        if not self.functions and dtypes != {self.dtype}:
             raise NotAffineError(f"{name_of(out)} has another dtype than the state")
-        core = op.core_op if isinstance(op, Blockwise) and isinstance(op.core_op, Dot) else op
-        found = rule(core, self, node)
-        return [found] if isinstance(found, dict) else found
+        if isinstance(op, Blockwise) and isinstance(op.core_op, Dot) and not self.is_square(node):
+            op = op.core_op
+        found = rule(op, self, node)
+        return [found] * len(node.outputs) if isinstance(found, dict) else found
+
+    def is_square(self, node: Apply) -> bool:
+        """Whether a step's dependences are followed, and a node multiplies a state with a state."""
+        return self.functions and self.dependent.issuperset(node.inputs)
 
     def form(self, variable: Variable) -> Form:
         """Return the form of a variable; one that reads no state is all offset.
@@ -173,7 +184,7 @@ class LinearForms:
 
     def only_first(self, node: Apply) -> Form:
         """Return the form of a node's first input; no other one may depend on a state."""
-        if any(inp in self.dependent for inp in node.inputs[1:]):
+        if any(self.forms.get(inp) for inp in node.inputs[1:]):
             raise NotAffineError(f"{name_of(node.outputs[0])} is nonlinear in the state")
         return self.form(node.inputs[0])
 
@@ -381,8 +392,38 @@ class LinearForms:
 
 @singledispatch
 def rule(op: Op, forms: LinearForms, node: Apply) -> Form | list[Form]:
-    """Return the forms of a node's outputs, by its Op: one form alone, or a list."""
+    """Return the forms of a node's outputs, by its Op: one for all of them, or a list."""
     raise NotAffineError(f"{name_of(node.outputs[0])} reads the state")
+
+
+# What is affine, and the logarithms of sums and extremes that `in_other_semiring` looks for.
+_MAYBE_AFFINE = (ps.Add, ps.Sub, ps.Neg, ps.Mul, ps.TrueDiv, ps.Second, ps.Exp, ps.Log)
+
+
+def check_operations(
+    sources: Sequence[Variable], targets: Sequence[Variable], reads_shape: Callable[[Apply], bool]
+) -> None:
+    """Refuse, before any form is made, steps that do to a state what is in no form.
+
+    Raises
+    ------
+    NotAffineError
+    """
+    dependent = set(sources)
+    for node in toposort(targets, blockers=list(sources)):
+        own = [inp for inp in node.inputs[reads_shape(node) :] if inp in dependent]
+        if not own:
+            continue
+        op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+        if LOG_SUM_EXP is not None and isinstance(op, LOG_SUM_EXP):
+            pass
+        elif rule.dispatch(type(op)) is rule.dispatch(object):
+            raise NotAffineError(f"{name_of(node.outputs[0])} reads the state")
+        elif (isinstance(op, Dot) and len(own) > 1) or (
+            isinstance(op, Elemwise) and not isinstance(op.scalar_op, _MAYBE_AFFINE)
+        ):
+            raise NotAffineError(f"{name_of(node.outputs[0])} is nonlinear in the state")
+        dependent.update(node.outputs)
 
 
 # Axes
@@ -453,7 +494,7 @@ def _times(part: Variable, by: Variable) -> Variable:
 @rule.register(Elemwise)
 def _elemwise(op: Op, forms: LinearForms, node: Apply) -> Form:
     scalar, inputs, out = node.op.scalar_op, node.inputs, node.outputs[0]
-    if isinstance(scalar, ps.Add):
+    if isinstance(scalar, ps.Add) or forms.functions:
         return _total(forms, [(1, inp) for inp in inputs], out)
     if isinstance(scalar, ps.Sub):
         return _total(forms, [(1, inputs[0]), (-1, inputs[1])], out)
@@ -561,8 +602,10 @@ def _product(value: Variable, matrix: Variable, from_left: bool) -> Variable:
     return pt.matmul(value, matrix) if from_left else pt.matmul(matrix, value)
 
 
-@rule.register(TensorSum)
+@rule.register(CAReduce)
 def _sum(op: Op, forms: LinearForms, node: Apply) -> Form:
+    if not (isinstance(op, TensorSum) or forms.functions):
+        raise NotAffineError(f"{name_of(node.outputs[0])} is nonlinear in the state")
     source = node.inputs[0]
     ndim = source.type.ndim
     reduced = list(range(ndim)) if node.op.axis is None else list(node.op.axis)

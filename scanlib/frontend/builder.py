@@ -28,6 +28,7 @@ from scanlib.frontend.step_function import (
 )
 from scanlib.frontend.values import advice
 from scanlib.ops.graph import depends_on, index_text, is_tensor, row_type
+from scanlib.ops.logaddexp import stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.lowered.newton_scan import Newton
@@ -203,6 +204,7 @@ class LoopBuilder:
             with errors_of(self.title):
                 check_strict(captured, self.non_sequences)
         check_checkpoint(loop, self.title)
+        loop.substitute(stable_logs(loop.body_outputs()))
         results = loop.apply() if newton is None else solve(loop, newton, self.title)
         results.node.tag.is_written = True  # by a user: the gradient of a loop draws the same again
         histories = dict(zip(map(id, loop.states), results.histories, strict=True))

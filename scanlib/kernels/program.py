@@ -66,7 +66,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Routine:
-    """A function of BLAS or LAPACK, known by its name; all its arguments are pointers."""
+    """A function of BLAS, known by its name; all its arguments are pointers."""
 
     name: str
 

@@ -65,7 +65,7 @@ class Pair:
 
 
 Number = Value | Pair
-Rule = Callable[..., Value]
+Rule = Callable[..., Any]
 
 
 def parts_of(dtype: str) -> str | None:
@@ -83,20 +83,30 @@ def parts_of(dtype: str) -> str | None:
     return None
 
 
+def added(x: Number, y: Number) -> Number:
+    """Return the sum of two numbers of one dtype; that of truth values says whether one is true."""
+    if isinstance(x, Pair) and isinstance(y, Pair):
+        return x + y
+    assert isinstance(x, Value)
+    assert isinstance(y, Value)
+    return x | y if x.type.dtype == "bool" else x + y
+
+
+def multiplied(x: Number, y: Number) -> Number:
+    """Return the product of two numbers of one dtype; truth values say whether both are true."""
+    if isinstance(x, Pair) and isinstance(y, Pair):
+        return x * y
+    assert isinstance(x, Value)
+    assert isinstance(y, Value)
+    return x & y if x.type.dtype == "bool" else x * y
+
+
 # Numbers of one dtype
 
 
 def _fold(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Return the rule of an Op of any number of operands, taken two at a time."""
     return lambda w, *values: reduce(lambda x, y: rule(w, x, y), values)
-
-
-def _sum(w: Writer, x: Value, y: Value) -> Value:
-    return x | y if x.type.dtype == "bool" else x + y
-
-
-def _product(w: Writer, x: Value, y: Value) -> Value:
-    return x & y if x.type.dtype == "bool" else x * y
 
 
 def _extreme(operation: str) -> Callable[..., Value]:
@@ -242,11 +252,11 @@ def _log1mexp(w: Writer, x: Value) -> Value:
 
 # By Op: all operands have the dtype of the result.
 RULES: dict[type, Rule] = {
-    ps.Add: _fold(_sum),
-    ps.Mul: _fold(_product),
+    ps.Add: _fold(lambda w, x, y: added(x, y)),
+    ps.Mul: _fold(lambda w, x, y: multiplied(x, y)),
     ps.Sub: lambda w, x, y: x - y,
     ps.Neg: lambda w, x: -x,
-    ps.Sqr: lambda w, x: _product(w, x, x),
+    ps.Sqr: lambda w, x: multiplied(x, x),
     ps.Abs: _absolute,
     ps.Sign: _sign,
     **dict.fromkeys((ps.Maximum, ps.ScalarMaximum), _extreme("gt")),
@@ -497,9 +507,7 @@ class Scalars:
         graph = node.op.fgraph
         with self.scope():
             self.values.update(zip(graph.inputs, inputs, strict=True))
-            for inner in graph.toposort():
-                results = self.apply(inner, [self.number(inp) for inp in inner.inputs])
-                self.values.update(zip(inner.outputs, results, strict=True))
+            self.emit(graph.outputs)
             return [self.number(out) for out in graph.outputs]
 
     # Numbers of other dtypes

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scanlib.kernels.language import INT64, Type, Value, Writer
-from scanlib.kernels.scalars import LanesError, Number, Pair, parts_of
+from scanlib.kernels.scalars import LanesError, Number, Pair, added, parts_of
 
 LINE = 64  # bytes that are fetched together
 
@@ -53,15 +53,6 @@ def store_number(w: Writer, pointer: Value, offset: Value | int, value: Number) 
     w.store(pointer, offset, value.real)
     second = w.as_value(offset, INT64) + value.real.type.itemsize
     w.store(pointer, second, value.imag)
-
-
-def added(x: Number, y: Number) -> Number:
-    """Return the sum of two numbers of one dtype; that of truth values says whether one is true."""
-    if isinstance(x, Pair) and isinstance(y, Pair):
-        return x + y
-    assert isinstance(x, Value)
-    assert isinstance(y, Value)
-    return x | y if x.type.dtype == "bool" else x + y
 
 
 def over_lanes(w: Writer, value: Value, combine: Callable[[Value, Value], Number]) -> Value:

@@ -52,6 +52,8 @@ def substitute(
     depend on a key are shared with the original. Where a replacement has another type than its
     key, the nodes that read it are made anew and infer their types again.
     """
+    if not replacements:
+        return list(outputs)
     memo: dict[Variable, Variable] = dict(replacements)
     for node in toposort(outputs, blockers=list(replacements)):
         outs = node.outputs

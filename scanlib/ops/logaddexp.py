@@ -7,6 +7,15 @@ overflow; inside the body of a loop it must be right as it stands. With ``s = 1 
 the derivatives are `s` and ``1 - s``. They are written with the difference of the arguments, not
 with ``exp(x - logaddexp(x, y))``, which loses digits where the arguments are large. Two equal
 infinities have no difference; there, both derivatives are one half and the second ones zero.
+
+`stable_logs` finds it in steps, where they are built, so that derivatives of any order are those of
+this operation:
+
+    log(exp x + exp y + …)                    logaddexp(x, logaddexp(y, …))
+    g exp x / (exp x + exp y + …)             g sigmoid(x - logaddexp(y, …))
+
+Gradients that PyTensor took of a step before it came here have the second form, or, from releases
+that have Ops for the first one, Ops for their derivatives.
 """
 
 from __future__ import annotations
@@ -15,11 +24,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from pytensor.graph.basic import Variable
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.traversal import toposort
 from pytensor.scalar import basic as ps
 from pytensor.scalar.math import sigmoid
 from pytensor.tensor.elemwise import Elemwise
 
+from scanlib._compat import DERIVATIVE_GRAPHS, LOG_ADD_EXP, LOG_SUM_EXP
+from scanlib.ops.graph import substitute
+from scanlib.ops.recursion import taken_apart
 from scanlib.source_keys import source_key
 
 
@@ -65,3 +79,145 @@ def _difference(x: Variable, y: Variable) -> Variable:
 
 log_add_exp = LogAddExp(ps.upgrade_to_float, name="log_add_exp")
 logaddexp = Elemwise(log_add_exp)
+
+
+def stable_logs(outputs: Sequence[Variable]) -> dict[Variable, Variable]:
+    """Return what replaces logarithms and shares of sums of exponentials above some variables."""
+    found: dict[Variable, Variable] = {}
+    nodes = list(toposort(outputs))
+    has_sums = any(_is(node, ps.Add) and _exponents(node.outputs[0]) for node in nodes)
+    for node in nodes if has_sums or LOG_ADD_EXP is not None else ():
+        made = _stable(node, has_sums)
+        for old, new in zip(node.outputs, substitute(made, found), strict=bool(made)):
+            if old.type.is_super(new.type):
+                found[old] = new
+    return found
+
+
+def _stable(node: Apply, has_sums: bool) -> list[Variable]:
+    """Return the outputs of a node in another form; nothing if it has none."""
+    terms = None
+    if has_sums and _is(node, ps.Log):
+        terms = _exponents(node.inputs[0])
+    elif LOG_ADD_EXP is not None and isinstance(node.op, LOG_ADD_EXP):
+        terms = _alike(node.inputs)
+    if terms is not None:
+        return [_log_of_sum(terms)]
+    if has_sums and _is(node, (ps.Mul, ps.TrueDiv)):
+        return _with_shares(node)
+    derivative = derivative_of_logs(node)
+    terms = _alike(derivative[1]) if derivative is not None else None
+    if derivative is None or terms is None:
+        return []
+    return [derivative[2] * _share(terms, k) for k in range(len(terms))]
+
+
+def _is(node: Apply | None, scalar_ops: type | tuple[type, ...]) -> bool:
+    """Whether a node is an elementwise Op of one of some kinds."""
+    return (
+        node is not None
+        and isinstance(node.op, Elemwise)
+        and isinstance(node.op.scalar_op, scalar_ops)
+    )
+
+
+def _alike(inputs: Sequence[Variable]) -> list[Variable] | None:
+    """Return several variables of one type, None for others."""
+    types = {(x.type.dtype, x.type.broadcastable) for x in inputs}
+    return list(inputs) if len(types) == 1 and len(inputs) > 1 else None
+
+
+def _log_of_sum(terms: Sequence[Variable]) -> Variable:
+    """Return the logarithm of the sum of the exponentials of `terms`."""
+    *rest, result = terms
+    for term in reversed(rest):
+        result = logaddexp(term, result)
+    return result
+
+
+def _share(terms: list[Variable], k: int) -> Variable:
+    """Return what part of the sum of all exponentials that of one term is.
+
+    Two equal infinities share equally, as in the derivative of `logaddexp`.
+    """
+    term, rest = terms[k], _log_of_sum([*terms[:k], *terms[k + 1 :]])
+    same = pt.and_(pt.eq(term, rest), pt.isinf(term))
+    return pt.sigmoid(pt.switch(same, pt.zeros_like(term), term - rest))
+
+
+def _exponents(variable: Variable) -> list[Variable] | None:
+    """Return the x, y, … of ``exp x + exp y + …``, None for anything else."""
+
+    def parts(term: Variable) -> Sequence[Variable] | None:
+        is_sum = _is(term.owner, ps.Add) and term.type.dtype == variable.type.dtype
+        return term.owner.inputs if is_sum else None
+
+    terms = taken_apart(variable, parts)
+    if len(terms) < 2 or not variable.type.dtype.startswith("float"):
+        return None
+    if any(not _is(v.owner, ps.Exp) or v.type.dtype != variable.type.dtype for v in terms):
+        return None
+    return [term.owner.inputs[0] for term in terms]
+
+
+def _with_shares(node: Apply) -> list[Variable]:
+    """Return a product or quotient with the shares of sums of exponentials in it, if any."""
+    factors, divisors = _factors(node.outputs[0])
+    kept: list[Variable] = []
+    for divisor in divisors:
+        terms = _exponents(divisor)
+        if terms is None:
+            kept.append(divisor)
+            continue
+        own = (f for f in factors if _is(f.owner, ps.Exp) and f.owner.inputs[0] in terms)
+        numerator = next(own, None)
+        if numerator is None:
+            return []
+        factors.remove(numerator)
+        factors.append(_share(terms, terms.index(numerator.owner.inputs[0])))
+    if len(kept) == len(divisors):
+        return []
+    result = pt.mul(*factors) if len(factors) > 1 else factors[0]
+    return [result / pt.mul(*kept) if kept else result]
+
+
+def _factors(variable: Variable) -> tuple[list[Variable], list[Variable]]:
+    """Return what is multiplied, and what is divided by."""
+    found: tuple[list[Variable], list[Variable]] = [], []
+    pending = [(variable, 0)]
+    while pending:
+        factor, side = pending.pop()
+        if _is(factor.owner, ps.Mul):
+            pending += [(inp, side) for inp in reversed(factor.owner.inputs)]
+        elif _is(factor.owner, ps.TrueDiv):
+            above, below = factor.owner.inputs
+            pending += [(below, 1 - side), (above, side)]
+        else:
+            found[side].append(factor)
+    return found
+
+
+def derivative_of_logs(node: Apply) -> tuple[Any, list[Variable], Variable] | None:
+    """Return the Op that a node is the derivative of, with its inputs and the cotangent.
+
+    Later releases keep derivatives of their Ops for logarithms of sums in Ops of their own, in
+    which no structure can be seen.
+    """
+    n = len(node.outputs)
+    if LOG_ADD_EXP is None or LOG_SUM_EXP is None or type(node.op) not in DERIVATIVE_GRAPHS:
+        return None
+    if len(node.inputs) != n + 2:
+        return None
+    *inputs, _, cotangent = node.inputs
+    if not all(getattr(inp.type, "dtype", "").startswith("float") for inp in node.inputs):
+        return None
+    axes = [None] if n > 1 else range(inputs[0].type.ndim)
+    for op in [LOG_ADD_EXP() if axis is None else LOG_SUM_EXP(axis=(axis,)) for axis in axes]:
+        dummies = [inp.type() for inp in inputs]
+        out = op(*dummies)
+        if out.type.ndim != cotangent.type.ndim:
+            return None
+        expected = out.owner.op.pullback(dummies, [out], [out.type()])[0]
+        if expected.owner is not None and expected.owner.op == node.op:
+            return out.owner.op, inputs, cotangent
+    return None

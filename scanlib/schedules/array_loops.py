@@ -15,30 +15,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
-import pytensor.tensor as pt
-from pytensor.compile.builders import OpFromGraph
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
-from pytensor.graph.replace import clone_replace
-from pytensor.tensor.blas import BatchedDot, Dot22, Dot22Scalar, Gemm, Gemv
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
-from pytensor.tensor.special import Softmax
 from pytensor.tensor.subtensor import Subtensor
 
-from scanlib._compat import GER, INDEX_WRITES, thaw_graph
+from scanlib._compat import INDEX_WRITES, thaw_graph
 from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
     algebra,
     blockwise,
     gathers,
-    orders,
     views,
 )
 from scanlib.kernels.arrays.array_step import RULES, Destination, Step, core_op, overwrites
+from scanlib.kernels.arrays.meanings import inline, stands_for_others
 from scanlib.kernels.arrays.nests import deliver, write_copy
 from scanlib.kernels.arrays.places import Place, Workspace
 from scanlib.kernels.arrays.sizes import (
@@ -63,7 +57,6 @@ from scanlib.kernels.program import (
 )
 from scanlib.kernels.scalars import Scalars
 from scanlib.kernels.spans import Cell, itemsize, load_number, store_number
-from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.ops.scan import Scan
 from scanlib.schedules.elementwise import (
     REGISTER_DEPTH,
@@ -81,58 +74,6 @@ from scanlib.schedules.turns import steps_of_a_turn
 LONGEST_TURN = 512  # steps
 
 # What kernels of loops and of graphs share
-
-
-def _softmax(op: Softmax, x: Variable) -> Variable:
-    e = pt.exp(x - pt.max(x, axis=op.axis, keepdims=True))
-    return e / pt.sum(e, axis=op.axis, keepdims=True)
-
-
-def _sum(a: Variable, product: Variable, b: Variable, z: Variable) -> Variable:
-    """Return ``a product + b z``; if `b` is zero, nothing may have been written to `z`."""
-    scaled = product if _is_constant(a, 1) else a * product
-    return scaled if _is_constant(b, 0) else scaled + (z if _is_constant(b, 1) else b * z)
-
-
-def _same_dtype(x: Variable, y: Variable) -> bool:
-    return x.type.dtype == y.type.dtype
-
-
-def _is_constant(variable: Variable, number: int) -> bool:
-    return isinstance(variable, Constant) and bool(np.all(variable.data == number))
-
-
-# Ops that stand for others where PyTensor's compile slowly, and products of the C linker's.
-_MEANINGS: dict[Any, Callable[..., Variable]] = {
-    GER: lambda op, z, a, x, y: z + a * pt.outer(x, y),
-    Dot22: lambda op, x, y: pt.dot(x, y),
-    Dot22Scalar: lambda op, x, y, a: a * pt.dot(x, y),
-    Gemm: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
-    Gemv: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
-    BatchedDot: lambda op, x, y: StepProducts()(x, y) if _same_dtype(x, y) else pt.matmul(x, y),
-    Softmax: _softmax,
-}
-
-
-def inline(graph: FunctionGraph) -> None:
-    """Put nodes that have rules in the place of Ops that are graphs, and of some others."""
-    while True:
-        found = [node for node in graph.toposort() if stands_for_others(node.op)]
-        if not found:
-            return
-        for node in found:
-            if type(node.op) in _MEANINGS:
-                outputs = [_MEANINGS[type(node.op)](node.op, *node.inputs)]
-            else:
-                inside = thaw_graph(node.op.fgraph)
-                given = dict(zip(inside.inputs, node.inputs, strict=True))
-                outputs = clone_replace(inside.outputs, given)
-            graph.replace_all(list(zip(node.outputs, outputs, strict=True)), import_missing=True)
-
-
-def stands_for_others(op: Op) -> bool:
-    """Whether `inline` puts other nodes in the place of those of an Op."""
-    return isinstance(op, OpFromGraph) or type(op) in _MEANINGS
 
 
 def has_rule(op: Op) -> bool:

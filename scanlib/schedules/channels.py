@@ -33,8 +33,8 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
 from scanlib.kernels.language import BOOL, INT64, Kernel, Type, Value, Writer
-from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
-from scanlib.kernels.spans import LINE, Cell, added, load_number, parts, store_number, sum_of_lanes
+from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, added, parts_of
+from scanlib.kernels.spans import LINE, Cell, load_number, parts, store_number, sum_of_lanes
 from scanlib.ops.lowered.channel_plan import Target
 from scanlib.schedules.elementwise import ElemwiseLoop, Storage
 from scanlib.schedules.step_by_step import TakesSteps

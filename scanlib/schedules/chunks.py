@@ -24,8 +24,8 @@ from pytensor.configdefaults import config
 
 from scanlib.kernels.language import BOOL, INT64, POINTER, Kernel, Type, Value, Writer
 from scanlib.kernels.program import AGAIN, TableKernel
-from scanlib.kernels.scalars import Number
-from scanlib.kernels.spans import Span, added, load_number, store_number
+from scanlib.kernels.scalars import Number, added
+from scanlib.kernels.spans import Span, load_number, store_number
 from scanlib.recurrences.trust import WORDS
 from scanlib.schedules.blocks import BlocksRun
 from scanlib.schedules.elementwise import AFRESH, RUN, ElemwiseLoop, Storage, write_result

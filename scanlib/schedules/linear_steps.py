@@ -9,10 +9,11 @@ is transposed. How a step is computed:
   is not known when the kernel is written, sizes of 2 to 4 are written beside the general code;
 * the log semiring with a fixed matrix and vectors works with ``exp(A - its row's maximum)``,
   computed once (`LogSteps` there);
-* other products are combinations of contiguous rows (`scanlib.kernels.linalg.semiring_products`).
-  A fixed matrix that multiplies vectors is laid out once so that this is so. Of a matrix per step
-  with a vector at its right, the contiguous axis is the one that is summed over; in the log
-  semiring it is turned first. Complex numbers are computed one by one.
+* real products of matrices are those of `scanlib.kernels.linalg.products`;
+* others are combinations of contiguous rows (`scanlib.kernels.linalg.semiring_products`). A fixed
+  matrix that multiplies vectors is laid out once so that this is so. Of a real matrix per step with
+  a vector at its right, the contiguous axis is the one that is summed over; in other semirings it
+  is turned first. Complex numbers are computed one by one.
 
 Where a mask leaves items of the matrix out, steps (or blocks of them) whose results are not finite
 are computed again without these items. Inputs are read where they are; rows that are not contiguous
@@ -24,20 +25,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 from pytensor.graph.basic import Apply
 
 from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
-from scanlib.kernels.linalg.products import write_product
-from scanlib.kernels.linalg.semiring_products import Combination, Dots, plainly, write_multiple
+from scanlib.kernels.linalg.products import multiply, write_product
+from scanlib.kernels.linalg.semiring_products import (
+    VECTOR_BYTES,
+    Combination,
+    choose,
+    plainly,
+    write_dots,
+    write_multiple,
+)
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, Words
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import LINE, itemsize, load_number, store_number
-from scanlib.ops.lowered import linear_loop
 from scanlib.ops.lowered.linear_scan import LinearScan
-from scanlib.schedules.elementwise import Array, TableReader, Tables
+from scanlib.schedules.elementwise import Array, TableReader, Tables, checked_steps
 from scanlib.schedules.linear_vectors import LogSteps, VectorSteps, padded
 from scanlib.schedules.turns import steps_of_a_turn, turns
 
@@ -96,6 +104,7 @@ class Recurrence(Tables):
     def __init__(self, op: LinearScan, node: Apply, outer: str) -> None:
         super().__init__([variable.type for variable in node.inputs])
         self.op, self.outer = op, outer
+        self.messages = op.messages()
         parts = op.parts(node.inputs)
         out = node.outputs[0].type
         self.dtype = out.dtype
@@ -104,8 +113,8 @@ class Recurrence(Tables):
             raise NoKernelError(f"a matrix recurrence of {out.dtype} has no kernel")
         self.itemsize = itemsize(out.dtype)
         self.row_ndim = out.ndim - 1
-        self.batch = op.batch_rank(out.ndim)
-        self.matrix_batched = op.matrix_batch_rank(parts.matrix.type.ndim) > 0
+        self.batch = op.batch_rank
+        self.matrix_batched = op.matrix_batch_rank > 0
         self.fixed = op.coefficient == "fixed"
         state = parts.initial.type.shape
         added = state if parts.offset is None else parts.offset.type.shape
@@ -131,6 +140,8 @@ class Recurrence(Tables):
             if number is not None
             for kind in [self.inputs[number]]
         }
+        given = sorted(self.arrays, key=lambda name: self.arrays[name].number)
+        self.names = op.signature.split_inputs(given[: len(node.inputs)])
 
     def is_turned(self) -> bool:
         """Whether the columns of states are what is contiguous."""
@@ -340,17 +351,21 @@ class Prepare(Table):
 
     def kernel(self) -> Kernel:
         loop, op, w, words = self.loop, self.op, self.w, self.words
-        steps = self.checked_steps()
+        messages = loop.messages
+        steps = checked_steps(self, loop.names, messages)
         rows = self.dim("initial", 0)
         is_wrong = rows.differs(1)
         if not op.untraced:
             is_wrong = is_wrong & ((steps > 0) | rows.differs(0))
-        self.refuse(is_wrong, "InitialRowsError", linear_loop.INITIAL_ROWS, rows)
+        self.refuse(is_wrong, "InitialRowsError", messages.initial_rows(0), rows)
         if op.required_steps:
-            text = linear_loop.missing_steps(op.required_steps)
-            self.refuse(steps < op.required_steps, "IndexError", text)
-        for left, right in self.equal_sizes():
-            self.refuse(left.differs(right), "LoopError", linear_loop.SHAPES, left, right)
+            self.refuse(steps < op.required_steps, "IndexError", messages.missing_steps())
+        first = {"initial": 1, "offset": 1, "matrix": int(not loop.fixed), "mask": 0}
+        for pair in op.same_sizes():
+            left, right = (
+                self.dim(name, axis if axis < 0 else axis + first[name]) for name, axis in pair
+            )
+            self.refuse(left.differs(right), "LoopError", op.sizes_differ(), left, right)
         for word in (words.steps, words.capacity, words.taken):
             self.out.write_word(word, steps)
         for word in (words.begin, words.part, words.choice):
@@ -376,39 +391,6 @@ class Prepare(Table):
         first = self.words.first_row(number)
         self.out.write_word(first, 0)
         self.out.write_word(first + 1, dims[0])
-
-    def checked_steps(self) -> Value:
-        """Write the number of steps, and the checks that all inputs have it."""
-        loop, w = self.loop, self.w
-        if self.has("n_steps"):
-            kind = Type(loop.arrays["n_steps"].dtype)
-            steps = w.cast(w.load(kind, self.data("n_steps")), "int64")
-            self.refuse(steps < 0, "StepCountError", linear_loop.NEGATIVE_STEPS, steps)
-        else:
-            steps = self.dim("offset" if self.has("offset") else "matrix", 0)
-        timed = [("offset", linear_loop.OFFSET_ROWS)] if self.has("offset") else []
-        if not loop.fixed:
-            timed.append(("matrix", linear_loop.MATRIX_ROWS))
-        for name, text in timed:
-            rows = self.dim(name, 0)
-            self.refuse(rows.differs(steps), "SequenceLengthError", text, rows, steps)
-        return steps
-
-    def equal_sizes(self) -> Iterator[tuple[Value, Value]]:
-        loop = self.loop
-        d = self.dim("initial", -1 if loop.is_turned() else -2)
-        for axis in (-2, -1):
-            yield self.dim("matrix", axis), d
-        if loop.matrix_batched:
-            first = 0 if loop.fixed else 1
-            for axis in range(loop.batch):
-                yield self.dim("matrix", first + axis), self.dim("initial", 1 + axis)
-        for axis in (-2, -1):
-            if self.has("mask"):
-                yield self.dim("mask", axis), d
-        if self.has("offset"):
-            for axis in range(1, 1 + loop.row_ndim):
-                yield self.dim("offset", axis), self.dim("initial", axis)
 
 
 class Start(Table):
@@ -544,18 +526,26 @@ class Run(Table):
     def combine(self, out: Matrix, a: Matrix, h: Matrix, add: Matrix | None) -> None:
         """Write a product as combinations of contiguous rows, or as sums over them."""
         w, op, loop = self.w, self.op, self.loop
-        if not loop.is_turned():
-            a, rows = self.in_rows(a, "matrix"), h
-        elif op.vector and op.side == "left" and not loop.fixed and op.semiring != "log":
-            own = None if add is None else self.in_rows(add.turned, "row").pointer
-            rows = self.in_rows(a, "matrix")
-            Dots(w, op.semiring, out.pointer, rows, h.pointer, own).write()
+        if op.semiring == "real" and not op.vector:
+            if add is not None:
+                self.copy(out.pointer, add.turned if loop.is_turned() else add)
+            multiply(w, a, h, out, more=add is not None)
             return
-        else:
-            rows, a, out = self.in_rows(a.turned, "matrix"), h.turned, out.turned
+        if op.semiring == "real" and op.side == "left" and not loop.fixed:
+            own = None if add is None else self.in_rows(add.turned, "row").pointer
+            rows, full = self.in_rows(a, "matrix"), VECTOR_BYTES // a.itemsize
+            dots = partial(write_dots, w, out.pointer, rows, h.pointer, own)
+            cases = [(lanes, partial(dots, lanes)) for lanes in (full, 4)]
+            choose(w, self.size, [*cases, (0, partial(self.one_by_one, out, a, h, add))])
+            return
+        if loop.is_turned():
+            a, h, out = h.turned, a.turned, out.turned
             add = None if add is None else add.turned
+            h = self.in_rows(h, "matrix")
+        else:
+            a = self.in_rows(a, "matrix")
         add = None if add is None else self.in_rows(add, "row")
-        Combination(w, op.semiring, out, a, rows, add).write()
+        Combination(w, op.semiring, out, a, h, add).write()
 
     def one_by_one(self, out: Matrix, a: Matrix, h: Matrix, add: Matrix | None) -> None:
         """Write a product, one number after the other."""

@@ -421,3 +421,30 @@ def test_other_writes(name):
         values = draw_values(CASES["overwrite"], 9, 4, 1, seed)
         (wanted,) = reference_scan(lambda *a: [plain(*a)], values[:2], [values[2]])
         np.testing.assert_allclose(function(*values), wanted, rtol=1e-12)
+
+
+def test_rows_that_are_changed_and_returned():
+    """A loop of arrays: its outputs are rows of a matrix, picked before they change."""
+
+    def plain(values, rows, start):
+        h, trace = start.copy(), []
+        for i, x in zip(values, rows, strict=True):
+            trace.append(h[i] * x)
+            h[i] = 0.5 * h[i] + x
+        return np.array(trace).reshape(rows.shape)
+
+    i, x, h0 = pt.lvector("i"), pt.dmatrix("x"), pt.dmatrix("h0")
+    trace = scanlib.scan(
+        lambda i, x, h: [pt.set_subtensor(h[i], 0.5 * h[i] + x), h[i] * x],
+        [i, x],
+        [h0, None],
+        return_updates=False,
+    )[1]
+    function = pytensor.function([i, x, h0], trace, mode=MODES["c"])
+    rng = np.random.default_rng(0)
+    for steps, n, m in ((0, 2, 3), (9, 4, 3), (5, 40, 1)):
+        places, rows = rng.integers(-n, n, steps), rng.normal(size=(steps, m))
+        start = rng.normal(size=(n, m))
+        np.testing.assert_allclose(
+            function(places, rows, start), plain(places, rows, start), rtol=1e-12
+        )

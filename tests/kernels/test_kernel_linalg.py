@@ -198,7 +198,7 @@ def test_products_of_several_dtypes():
 # Factorizations and solves
 
 
-def computed(way, name, inputs, out, *flags, static=False, library=None, spare=True, turned=False):
+def computed(way, name, inputs, out, *flags, static=False, spare=True, turned=False):
     """Call a function of `factorizations`; return what it returns besides the result."""
     arguments = Arguments(static)
     made = [arguments.matrix(array) for array in (*inputs, out)]
@@ -209,25 +209,17 @@ def computed(way, name, inputs, out, *flags, static=False, library=None, spare=T
         arguments.values.append(np.zeros(max(items, 1), out.dtype))
     arguments.types["code"] = POINTER
     arguments.values.append(np.zeros(1, "int64"))
-    if library:
-        arguments.types["routine"] = POINTER
-        arguments.values.append(routine(library))
 
     def write(w, *parameters):
         a, *others, result = (matrix(parameters) for matrix in made)
         result = packed(result.pointer, result.dtype, result.rows, result.columns)
-        rest = list(parameters[-1 - bool(spare) - bool(library) :])
-        addresses = []
-        if library:
-            address = rest.pop()
-            addresses = factorizations.routine(a, lambda routine: address)
-        code = rest.pop()
-        given = a.turned if turned else a, *others, result, *flags, *rest, *addresses
+        *rest, code = parameters[-1 - bool(spare) :]
+        given = a.turned if turned else a, *others, result, *flags, *rest
         for value in getattr(factorizations, name)(w, *given):
             w.store(code, 0, value)
 
     assert arguments.run(way, write) == 0
-    return int(arguments.values[-1 - bool(library)][0])
+    return int(arguments.values[-1][0])
 
 
 def close(found, expected, dtype, factor=1.0):
@@ -256,13 +248,9 @@ def test_cholesky(dtype, lower):
         kept = np.where(unread if lower else unread.T, np.dtype(dtype).type(np.nan), a)
         given = np.asfortranarray(kept) if n % 2 else kept
         expected = np.linalg.cholesky(a.astype("float64"))
-        for library in (None, "spotrf" if dtype == "float32" else "dpotrf"):
-            if library and way is interpreted:
-                continue
-            out = np.empty_like(a)
-            options = {"static": static, "turned": lower, "library": library, "spare": False}
-            computed(way, "cholesky", [given], out, lower, **options)
-            close(out, expected if lower else expected.T, dtype)
+        out = np.empty_like(a)
+        computed(way, "cholesky", [given], out, lower, static=static, turned=lower, spare=False)
+        close(out, expected if lower else expected.T, dtype)
 
 
 def test_cholesky_of_what_is_not_positive_definite_is_nan():
@@ -271,7 +259,7 @@ def test_cholesky_of_what_is_not_positive_definite_is_nan():
             whole = np.eye(n)
             whole[-len(a) :, -len(a) :] = a
             out = np.zeros_like(whole)
-            computed(by_llvm, "cholesky", [whole], out, True, spare=False, library="dpotrf")
+            computed(by_llvm, "cholesky", [whole], out, True, spare=False)
             assert np.isnan(out).all()
             b = np.ones((n, 2))
             out = np.zeros_like(b)

@@ -75,15 +75,6 @@ def test_forward_steps_run_once_outside_the_gradient():
     assert sum("segments" in name for _, name in directions) == 2
 
 
-def test_a_trace_that_is_read_whole_is_stored_once():
-    """Its rows give the starts: no nest runs beside the loop, only the backward one."""
-    h, w = pt.dvector("h"), pt.dvector("w")
-    cost = pt.sum(pt.exp(tanh_loop(7, h, w)) ** 2, axis=0).prod()
-    function = pytensor.function([h, w], [cost, *pytensor.grad(cost, [h, w])], mode=PLAIN)
-    forward = [n.op for n in loops_of(function) if not n.op.signature.reverse]
-    assert sum("segments" in str(op) for op in forward) == 0
-
-
 def test_inner_loops_are_lowered():
     from scanlib.backends.numba.general_loop import prepare_body
 

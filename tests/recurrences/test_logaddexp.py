@@ -212,7 +212,6 @@ class TestGradient:
 SPELLINGS = {
     "logaddexp": lambda h, a, b: pt.logaddexp(h + a, b),
     "log of a sum": lambda h, a, b: pt.log(pt.exp(b) + pt.exp(h + a)),
-    "logsumexp of a stack": lambda h, a, b: pt.logsumexp(pt.stack([h + a, b])),
     "three terms": lambda h, a, b: pt.logaddexp(h + a, b, b - 800),
     "nested": lambda h, a, b: pt.logaddexp(pt.logaddexp(h + a, b), b - 800),
 }
@@ -264,7 +263,7 @@ class TestSpellings:
             np.testing.assert_allclose(by_b[:, c], expected, rtol=1e-10, atol=1e-10)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("name", ["logaddexp", "logsumexp of a stack"])
+    @pytest.mark.parametrize("name", ["logaddexp", "log of a sum", "nested"])
     def test_second_derivatives(self, name, fast_mode):
         """Those of scanlib's own operation, also for large numbers."""
         h0, a, b = pt.scalar("h0"), pt.vector("a"), pt.vector("b")

@@ -260,7 +260,7 @@ class TestMerging:
         b = scanlib.scan(lambda x, p, last: p * x + last, x, 1.0, a[-1], return_updates=False)
         assert len(check([x], [a, b], [rng.normal(size=5)])) == 2
 
-    def test_other_conditions_stay_apart(self):
+    def test_loops_that_may_end_early_stay_apart(self):
         x = pt.vector("x")
 
         def until(limit):

@@ -31,6 +31,7 @@ from pytensor.tensor.type_other import NoneTypeT
 
 from scanlib._compat import IfElse, freeze_graph
 from scanlib.backends.handler.functions import has_compiled_function
+from scanlib.kernels.arrays.meanings import stands_for_others
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.graph import depends_on
@@ -39,7 +40,7 @@ from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
-from scanlib.schedules.array_loops import graph_program, has_rule, stands_for_others
+from scanlib.schedules.array_loops import graph_program, has_rule
 from scanlib.schedules.linear_steps import has_products
 
 VIEWS = (Subtensor, DimShuffle, SpecifyShape, CheckAndRaise)

@@ -1,5 +1,5 @@
-"""Functions outside kernels: scalar operations that no kernel has, as numba compiles them, BLAS and
-LAPACK, and what Python computes."""
+"""Functions outside kernels: scalar operations that no kernel has, as numba compiles them, routines
+of BLAS, and what Python computes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache
 from pytensor.tensor.type import DenseTensorType
-from scipy.linalg import cython_blas, cython_lapack
+from scipy.linalg import cython_blas
 
 from scanlib.kernels.program import Routine
 
@@ -37,9 +37,8 @@ def function_address(node: Apply | Routine) -> int:
 
 @cache
 def _routine_address(name: str) -> int:
-    """Return the address of a function of the libraries that SciPy calls."""
-    names = cython_blas.__pyx_capi__
-    capsule = names[name] if name in names else cython_lapack.__pyx_capi__[name]
+    """Return the address of a function of the library that SciPy calls."""
+    capsule = cython_blas.__pyx_capi__[name]
     name_of, pointer_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
     name_of.argtypes, name_of.restype = [ctypes.py_object], ctypes.c_char_p
     pointer_of.argtypes, pointer_of.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p

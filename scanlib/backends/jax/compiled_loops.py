@@ -1,5 +1,5 @@
-"""`Scan` and `ElemwiseScan` under JAX: compiled loops on the CPU, elementwise ones kernels on CUDA
-devices, else `lax.scan`, or `lax.while_loop`.
+"""Loops under JAX: compiled on the CPU, on CUDA devices kernels (elementwise loops and matrix
+recurrences), else `lax.scan`, or `lax.while_loop`.
 
 The compiled loop (`scanlib.backends.jax.kernels`) and the kernels (`scanlib.backends.jax.cuda`) run
 a number of steps that JAX knows when it compiles, or at most so many where a condition ends the
@@ -20,6 +20,7 @@ from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.cuda.launch import KernelLoop
+from scanlib.backends.cuda.linear import LinearLoop
 from scanlib.backends.jax.body import array_of
 from scanlib.backends.jax.bounded import Bounded, has_unknown_rows
 from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
@@ -39,23 +40,30 @@ from scanlib.backends.jax.partitioned import loop_factors, part_of
 from scanlib.backends.jax.platforms import on_platforms
 from scanlib.backends.jax.windows import Window, windows
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 
 @jax_funcify.register(Scan)
 @jax_funcify.register(ElemwiseScan)
-def funcify_loop(op: Scan | ElemwiseScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+@jax_funcify.register(LinearScan)
+def funcify_loop(
+    op: Scan | ElemwiseScan | LinearScan, node: Apply, **kwargs: Any
+) -> Callable[..., Any]:
     """Return the JAX function of a loop."""
-    is_elementwise = isinstance(op, ElemwiseScan)
-    loop = JAXLoop(op.scan if is_elementwise else op, node)
-    kernels = kernels_for(op, node) if is_elementwise else None
+    is_linear = isinstance(op, LinearScan)
+    loop = JAXLoop(op if isinstance(op, Scan) else op.scan, node, "highest" if is_linear else None)
+    kernels = kernels_for(op, node)
     has_code = kernels is not None or is_compiled(op, node)
     read = op.signature.split_inputs(node.inputs).sequences
 
     def scan(*inputs: Any) -> Any:
         outer = op.signature.split_inputs(inputs)
         check_whole(loop.title, zip(read, outer.sequences, strict=True))
-        if has_code and not any(map(has_unknown_rows, inputs)):
+        is_known = not any(map(has_unknown_rows, inputs))
+        if is_known and is_linear and op.is_empty(inputs):
+            return outer.initials[0]
+        if has_code and is_known:
             steps = count_steps(outer.n_steps, outer.sequences, loop.title).known
             if steps is not None and (steps < 2**31 or not op.signature.has_stop):
                 return single(run_compiled(op, node, loop, kernels, inputs))
@@ -65,10 +73,10 @@ def funcify_loop(op: Scan | ElemwiseScan, node: Apply, **kwargs: Any) -> Callabl
 
 
 def run_compiled(
-    op: Scan | ElemwiseScan,
+    op: Scan | ElemwiseScan | LinearScan,
     node: Apply,
     loop: JAXLoop,
-    kernels: KernelLoop | None,
+    kernels: KernelLoop | LinearLoop | None,
     inputs: tuple[Any, ...],
 ) -> list[Any]:
     """Run a loop of a known number of steps, or of a greatest one, by compiled code or kernels."""

@@ -98,8 +98,6 @@ def windows_of(op: Loop) -> tuple[int, int]:
 
     Slices of histories enter gradient loops. XLA would copy them.
     """
-    if isinstance(op, LinearScan):
-        return 0, 0
     return op.signature.n_sequences, int(op.has_n_steps)
 
 

@@ -20,6 +20,7 @@ from pytensor.scalar.basic import Cast, get_scalar_type
 
 from scanlib._compat import freeze_graph, thaw_graph
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import Parts, history_of
 
 
 def kept_dtype(dtype: Any) -> str:
@@ -40,11 +41,10 @@ def narrowed_linear(node: Apply) -> Apply:
 
     A number of steps stays as it is: kernels are given all of its bits.
     """
-    arrays = [
-        variable.type.clone(dtype=kept_dtype(variable.type.dtype))()
-        for variable in node.inputs[int(node.op.has_n_steps) :]
-    ]
-    return node.op.make_node(*node.inputs[: int(node.op.has_n_steps)], *arrays)
+    given = node.op.parts(node.inputs)
+    types = (None if own is None else own.type for own in given)
+    arrays = (own and own.clone(dtype=kept_dtype(own.dtype))() for own in types)
+    return history_of(node.op.options, Parts(*arrays)._replace(n_steps=given.n_steps)).owner
 
 
 def _narrow(body: FrozenFunctionGraph) -> FrozenFunctionGraph:

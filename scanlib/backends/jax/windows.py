@@ -19,6 +19,7 @@ from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from scanlib.backends.jax.bounded import Bounded, static_int
 from scanlib.backends.jax.kernels import is_compiled
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 
@@ -59,7 +60,7 @@ def slices_read_in_place(fgraph: AbstractFunctionGraph) -> set[Apply]:
     for node in nodes:
         for position, value in enumerate(node.inputs):
             readers.setdefault(value, []).append((node, position))
-    loops = [node for node in nodes if isinstance(node.op, Scan | ElemwiseScan)]
+    loops = [node for node in nodes if isinstance(node.op, Scan | ElemwiseScan | LinearScan)]
     compiled = {n for n in loops if not n.op.signature.has_stop and is_compiled(n.op, n)}
     return {
         node

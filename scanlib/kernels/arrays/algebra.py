@@ -165,8 +165,8 @@ def write_cholesky(step: Step, node: Apply) -> None:
     place = step.place(inp)
     target = _contiguous_target(step, out, list(place.sizes))
     a, lower = _square(step, place), bool(core_op(node).lower)
-    a, address = a.turned if lower else a, factorizations.routine(a, step.library)
-    factorizations.cholesky(step.writer, a, _result(step, target), lower, *address)
+    a = a.turned if lower else a
+    factorizations.cholesky(step.writer, a, _result(step, target), lower)
     step.bind_place(out, target)
 
 
@@ -241,8 +241,7 @@ def write_solve(step: Step, node: Apply) -> None:
     else:
         spare = _spare(step, place.dtype, place.sizes[0])
         if kind == "pos":
-            address = factorizations.routine(a, step.library)
-            factorizations.solve_positive(w, upper, given, result, spare, *address)
+            factorizations.solve_positive(w, upper, given, result, spare)
         else:
             factorizations.solve(w, a, given, result, spare)
     step.bind_place(out, target)

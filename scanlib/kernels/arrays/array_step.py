@@ -112,7 +112,7 @@ class Step:
         Takes the name of an exception, a message, and how many numbers it shows; returns the code
         of that failure.
     library : callable
-        Takes a routine of BLAS or LAPACK; returns its address.
+        Takes a routine of BLAS; returns its address.
 
     Attributes
     ----------

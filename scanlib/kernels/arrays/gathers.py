@@ -19,7 +19,7 @@ from scanlib.kernels.arrays.views import (
     wrapped_index,
 )
 from scanlib.kernels.language import INT64, Value
-from scanlib.kernels.scalars import NoKernelError
+from scanlib.kernels.scalars import NoKernelError, added
 
 INDEX_SHAPES = "shape mismatch: indexing arrays of {} and {} could not be broadcast together"
 
@@ -136,11 +136,11 @@ def write_scatter(step: Step, node: Apply) -> None:
     target = copied_base(step, node)
     gather = Gather(step, target, indices_from_subtensor(rest, op.idx_list))
     number = step.only_number(value)
-    sizes, add = tuple(gather.sizes), not op.set_instead_of_inc
+    sizes, combine = tuple(gather.sizes), None if op.set_instead_of_inc else added
     if number is not None:
         nothing = target.view(list(sizes), [0] * len(sizes))
-        gather.each(nothing, lambda item, _: write_copy(step, number, item, add))
+        gather.each(nothing, lambda item, _: write_copy(step, number, item, combine))
     else:
         source = broadcast(step, value, sizes)
-        gather.each(source, lambda item, part: write_copy(step, part, item, add))
+        gather.each(source, lambda item, part: write_copy(step, part, item, combine))
     step.bind_place(out, target)

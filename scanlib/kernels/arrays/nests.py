@@ -19,13 +19,14 @@ import numpy as np
 from pytensor.graph.basic import Apply, Variable
 from pytensor.scalar.basic import ScalarMaximum, ScalarMinimum, get_scalar_type
 from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.extra_ops import CumOp
 
-from scanlib.kernels.arrays.array_step import Destination, Step, rule
+from scanlib.kernels.arrays.array_step import Destination, Step, core_op, rule
 from scanlib.kernels.arrays.places import Place, is_contiguous
 from scanlib.kernels.arrays.sizes import Expression, Size, product
 from scanlib.kernels.language import INT64, Value
-from scanlib.kernels.scalars import LanesError, Number, Pair, parts_of
-from scanlib.kernels.spans import Cell, added, itemsize, load_number, over_lanes, store_number
+from scanlib.kernels.scalars import LanesError, Number, Pair, added, multiplied, parts_of
+from scanlib.kernels.spans import Cell, itemsize, load_number, over_lanes, store_number
 
 REGISTER = 64  # bytes of the lanes of the widest dtype: of two registers
 FEWEST_LANES = 4
@@ -395,9 +396,16 @@ def deliver(step: Step, variable: Variable, destination: Destination) -> None:
 
 
 def write_copy(
-    step: Step, source: Place | Number, target: Place, add: bool = False, by_item: bool = False
+    step: Step,
+    source: Place | Number,
+    target: Place,
+    combine: Callable[[Number, Number], Number] | None = None,
+    by_item: bool = False,
 ) -> None:
-    """Write that an array of the target's sizes, or a number, is copied or added."""
+    """Write that an array of the target's sizes, or a number, is copied.
+
+    With `combine`, such as `added`, it is combined with what is there.
+    """
     write = walked(step, target, target.sizes)
     arrays = [write]
     if isinstance(source, Place):
@@ -410,7 +418,8 @@ def write_copy(
         else:
             item = spread(step, source, lanes)
         item = step.scalars.number_as(item, target.dtype)
-        write.store(step, added(write.load(step, lanes), item) if add else item)
+        old = None if combine is None else write.load(step, lanes)
+        write.store(step, item if combine is None or old is None else combine(old, item))
 
     nest(step, arrays, sizes, copy, by_item=by_item)
 
@@ -425,6 +434,28 @@ def contiguous(step: Step, variable: Variable) -> Place:
     step.readers[copy.part].add(variable)
     write_copy(step, place, copy)
     return copy
+
+
+@rule(CumOp)
+def write_cumulative(step: Step, node: Apply) -> None:
+    """Write sums or products of all items up to each one: row after row."""
+    (inp,), (out,), op = node.inputs, node.outputs, core_op(node)
+    place = contiguous(step, inp) if op.axis is None else step.place(inp)
+    if op.axis is None:
+        place = place.view([product(*place.sizes)], [place.itemsize])
+    axis = (op.axis or 0) % place.ndim
+    target = step.target(out, place.sizes)
+    write_copy(step, place, target)
+    size, stride = target.sizes[axis], target.strides[axis]
+    sizes, strides = list(target.sizes), list(target.strides)
+    del sizes[axis], strides[axis]
+    with step.writer.loop(1, step.value(size)) as index:
+        before, here = (
+            target.view(sizes, strides, step.writer.offset(target.pointer, step.bytes(k, stride)))
+            for k in (index - 1, index)
+        )
+        write_copy(step, before, here, added if op.mode == "add" else multiplied)
+    step.bind_place(out, target)
 
 
 # Reductions

@@ -72,9 +72,6 @@ class Place:
             strides=tuple(strides),
         )
 
-    def transposed(self) -> Place:
-        return replace(self, sizes=self.sizes[::-1], strides=self.strides[::-1])
-
 
 def is_contiguous(sizes: Sizes, place: Place) -> bool:
     """Whether an array is known to fill its memory in order."""

@@ -17,10 +17,8 @@ from pytensor.scalar.basic import ScalarOp, ScalarType
 from pytensor.tensor.basic import (
     Alloc,
     AllocDiag,
-    AllocEmpty,
     ARange,
     ExtractDiag,
-    Eye,
     Join,
     MakeVector,
     ScalarFromTensor,
@@ -28,7 +26,6 @@ from pytensor.tensor.basic import (
     TensorFromScalar,
 )
 from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
@@ -45,7 +42,7 @@ from scanlib.kernels.arrays.nests import (
 from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
 from scanlib.kernels.language import Value
-from scanlib.kernels.scalars import NoKernelError, Number, parts_of
+from scanlib.kernels.scalars import NoKernelError, Number, added, parts_of
 from scanlib.kernels.spans import load_number, store_number
 from scanlib.ops import errors
 from scanlib.ops.gradient.cotangents import is_zeros
@@ -178,24 +175,6 @@ def write_specify_shape(step: Step, node: Apply) -> None:
 def write_reshape(step: Step, node: Apply) -> None:
     inp, shape = node.inputs
     reshape(step, inp, node.outputs[0], numbers_of(step, shape))
-
-
-@rule(JoinDims)
-def write_join_dims(step: Step, node: Apply) -> None:
-    (inp,), first, count = node.inputs, node.op.start_axis, node.op.n_axes
-    sizes = shape_of(step, inp)
-    joined = product(*sizes[first : first + count])
-    reshape(step, inp, node.outputs[0], [*sizes[:first], joined, *sizes[first + count :]])
-
-
-@rule(SplitDims)
-def write_split_dims(step: Step, node: Apply) -> None:
-    inp, shape = node.inputs
-    sizes, axis, parts = shape_of(step, inp), node.op.axis, numbers_of(step, shape)
-    if len([size for size in parts if size == -1]) == 1:
-        rest = product(*(size for size in parts if size != -1))
-        parts = [combined("quotient", sizes[axis], rest) if size == -1 else size for size in parts]
-    reshape(step, inp, node.outputs[0], [*sizes[:axis], *parts, *sizes[axis + 1 :]])
 
 
 def numbers_of(step: Step, vector: Variable) -> list[Size]:
@@ -392,7 +371,8 @@ def write_inc_subtensor(step: Step, node: Apply) -> None:
     part = indexed(step, target, indices)
     number = step.only_number(value)
     source = number if number is not None else broadcast(step, value, part.sizes)
-    write_copy(step, source, part, add=not op.set_instead_of_inc and not _is_still_zero(node))
+    adds = not op.set_instead_of_inc and not _is_still_zero(node)
+    write_copy(step, source, part, added if adds else None)
     step.bind_place(out, target)
 
 
@@ -490,12 +470,6 @@ def _checked_sizes(step: Step, numbers: Sequence[Variable]) -> list[Size]:
     return sizes
 
 
-@rule(AllocEmpty)
-def write_alloc_empty(step: Step, node: Apply) -> None:
-    out = node.outputs[0]
-    step.bind_place(out, step.target(out, _checked_sizes(step, node.inputs)))
-
-
 @rule(ARange)
 def write_arange(step: Step, node: Apply) -> None:
     start, stop, by = node.inputs
@@ -512,26 +486,6 @@ def write_arange(step: Step, node: Apply) -> None:
     step.bind_place(out, target)
 
 
-def _write_diagonal(step: Step, target: Place, value: Place | None, size: Size) -> None:
-    """Write zeros with numbers, or ones, on the diagonal."""
-    write_copy(step, step.scalars.constant(0, target.dtype), target)
-    diagonal = target.view([size], [total(*target.strides)])
-    source = step.scalars.constant(1, target.dtype) if value is None else value
-    write_copy(step, source, diagonal)
-
-
-@rule(Eye)
-def write_eye(step: Step, node: Apply) -> None:
-    rows, columns, offset = node.inputs
-    if not isinstance(offset, Constant) or offset.data != 0:
-        raise NoKernelError("ones beside the diagonal have no kernel")
-    out = node.outputs[0]
-    sizes = [combined("max", step.size_of(size), 0) for size in (rows, columns)]
-    target = step.target(out, sizes)
-    _write_diagonal(step, target, None, combined("min", *sizes))
-    step.bind_place(out, target)
-
-
 @rule(AllocDiag)
 def write_alloc_diag(step: Step, node: Apply) -> None:
     (value,), (out,) = node.inputs, node.outputs
@@ -540,7 +494,8 @@ def write_alloc_diag(step: Step, node: Apply) -> None:
     place = step.place(value)
     size = step.sizes.same(place.sizes[0])
     target = step.target(out, [size, size])
-    _write_diagonal(step, target, place, size)
+    write_copy(step, step.scalars.constant(0, target.dtype), target)
+    write_copy(step, place, target.view([size], [total(*target.strides)]))
     step.bind_place(out, target)
 
 

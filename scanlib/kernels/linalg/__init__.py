@@ -7,7 +7,7 @@ more is a line more; only of products of a few known rows and columns there is o
 
 `products.multiply` has ``C = A B`` and ``C += A B``, for vectors too. `factorizations` has
 Cholesky's and triangular factors, solves and inverses, which fill matrices whose rows lie one
-behind the other. Where routines of BLAS or LAPACK are to be used for large matrices, a kernel needs
+behind the other. Where routines of BLAS are to be used for large matrices, a kernel needs
 their addresses: `library` is a function from a `scanlib.kernels.program.Routine` to the value that
 has its address, a word of the table of a `LoopProgram` that lists the routine among its
 `functions`.

@@ -1,4 +1,4 @@
-"""Calls of BLAS and LAPACK, whose routines take pointers alone.
+"""Calls of BLAS, whose routines take pointers alone.
 
 They store matrices by columns: rows that are contiguous are columns of the transposed matrix.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scanlib.kernels.language import INT64, POINTER, Type, Value, Writer
+from scanlib.kernels.language import INT64, POINTER, Value, Writer
 from scanlib.kernels.linalg.matrices import Matrix, sized
 from scanlib.kernels.program import Routine
 
@@ -20,21 +20,19 @@ def routine_of(name: str, dtype: str) -> Routine:
     return Routine(f"{'s' if dtype == 'float32' else 'd'}{name}")
 
 
-def call_library(w: Writer, address: Value, *arguments: Value | str) -> None:
+def call_library(w: Writer, address: Value, *arguments: Value) -> None:
     """Write the call of a routine.
 
     Parameters
     ----------
     w : Writer
     address : Value
-    arguments : Value or str
+    arguments : Value
         Pointers are given as they are; for letters, integers and other numbers, the addresses of
         memory that holds them.
     """
     operands = []
     for argument in arguments:
-        if isinstance(argument, str):
-            argument = w.constant(ord(argument), Type("uint8"))
         if argument.type != POINTER:
             number = w.cast(argument, "int32") if argument.type == INT64 else argument
             argument = w.scratch(number.type.dtype, 1)

@@ -8,8 +8,7 @@ r"""Factorizations of matrices, solves, inverses and determinants.
 
 Each is one function for each dtype, of matrices of any layout. It fills a result that is `packed`;
 `spare` is memory for ``n (n + 1)`` numbers where a matrix has `n` rows. A matrix that is not
-positive definite, or is singular, gives NaN everywhere; `inverse` returns what is wrong. Cholesky's
-factor of more than `LARGE` rows comes from LAPACK, if there is an address of it.
+positive definite, or is singular, gives NaN everywhere; `inverse` returns what is wrong.
 """
 
 from __future__ import annotations
@@ -18,21 +17,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from scanlib.kernels.elementary import vector_function
-from scanlib.kernels.language import BOOL, INT64, Local, Type, Value, Writer
-from scanlib.kernels.linalg.blas_calls import Library, call_library, routine_of
-from scanlib.kernels.linalg.matrices import Matrix, known, packed, shared, sized
+from scanlib.kernels.language import BOOL, INT64, Type, Value, Writer
+from scanlib.kernels.linalg.matrices import Matrix, packed, shared, sized
 from scanlib.kernels.processor import register_bytes
 
-LARGE = 48  # rows up to which LAPACK is not asked
 NOT_FINITE, SINGULAR = 1, 2  # what `inverse` returns; zero if all is well
-
-
-def routine(a: Matrix, library: Library | None) -> list[Value]:
-    """Return the address of LAPACK's factorization where it may be needed."""
-    rows = known(a.rows)
-    if library is None or (rows is not None and rows <= LARGE):
-        return []
-    return [library(routine_of("potrf", a.dtype))]
 
 
 @shared
@@ -57,32 +46,14 @@ def _write_nan_unless(w: Writer, done: Value, out: Matrix) -> None:
 
 
 @shared
-def _factor(w: Writer, a: Matrix, out: Matrix, address: Value | None = None) -> Value:
+def _factor(w: Writer, a: Matrix, out: Matrix) -> Value:
     """Write the upper factor of the upper triangle of a matrix; return whether there is one.
 
-    What is below its diagonal stays undefined. Where there is an address, it is LAPACK's routine.
+    What is below its diagonal stays undefined.
     """
-    (n,) = sized(w, out.rows)
+    (n,), place, done = sized(w, out.rows), w.local(0, INT64), w.local(True, BOOL)
     with w.loop(0, n) as i, w.loop(i, n) as j:
         out.store(w, i, j, a.load(w, i, j))
-    done = w.local(True, BOOL)
-    if address is None:
-        _write_own_factor(w, out, done)
-        return w.copy(done)
-    with w.when(n > LARGE) as choice:
-        # What is below the diagonal in columns is above it in rows.
-        info = w.scratch("int32", 1)
-        call_library(w, address, "L", n, out.pointer, n, info)
-        # NaN, of which not every library speaks, goes on to the last pivot.
-        last = out.load(w, n - 1, n - 1)
-        w.assign(done, w.load(Type("int32"), info).equals(0) & (last > 0.0))
-    with w.otherwise(choice):
-        _write_own_factor(w, out, done)
-    return w.copy(done)
-
-
-def _write_own_factor(w: Writer, out: Matrix, done: Local) -> None:
-    (n,), place = sized(w, out.rows), w.local(0, INT64)
     with w.loop_while(lambda: (w.copy(place) < n) & w.copy(done)):
         i = w.copy(place)
         rest = w.local(out.load(w, i, i))
@@ -96,6 +67,7 @@ def _write_own_factor(w: Writer, out: Matrix, done: Local) -> None:
             terms = w.constant(0, INT64), i
             _write_row(w, out, i, (out.turned, *terms), (i + 1, n), pivot)
         w.assign(place, i + 1)
+    return w.copy(done)
 
 
 def _write_row(
@@ -147,12 +119,9 @@ def _write_pieces(
 
 
 @shared
-def cholesky(w: Writer, a: Matrix, out: Matrix, lower: Value, *address: Value) -> None:
-    """Write Cholesky's lower, or upper, factor of a matrix, of which the upper triangle is read.
-
-    `address` is what `routine` returns.
-    """
-    (done,) = _factor(w, a, out, *address)
+def cholesky(w: Writer, a: Matrix, out: Matrix, lower: Value) -> None:
+    """Write Cholesky's lower, or upper, factor of a matrix, of which the upper triangle is read."""
+    (done,) = _factor(w, a, out)
     with w.when(done) as choice, w.loop(0, out.rows) as i, w.loop(i + 1, out.rows) as j:
         value = out.load(w, i, j)
         out.store(w, j, i, w.select(lower, value, 0))
@@ -203,15 +172,10 @@ def _write_both(w: Writer, upper: Matrix, x: Matrix) -> Value:
 
 
 @shared
-def solve_positive(
-    w: Writer, a: Matrix, b: Matrix, out: Matrix, spare: Value, *address: Value
-) -> None:
-    """Write the solution with a positive definite matrix, of which the upper triangle is read.
-
-    `address` is what `routine` returns.
-    """
+def solve_positive(w: Writer, a: Matrix, b: Matrix, out: Matrix, spare: Value) -> None:
+    """Write the solution with a positive definite matrix, of which the upper triangle is read."""
     upper = packed(spare, out.dtype, out.rows, out.rows)
-    (done,) = _factor(w, a, upper, *address)
+    (done,) = _factor(w, a, upper)
     _copy(w, b, out)
     with w.when(done):
         _write_both(w, upper, out)

@@ -17,7 +17,7 @@ neither rows nor columns of `C` are    one number after the other
 
 So are numbers of several dtypes, and small integers. Products of more than `LARGEST`
 multiplications are left to BLAS if there is an address of it, but those of vectors, which wait for
-memory.
+memory. The form is chosen by the strides that are known when a kernel is written.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from scanlib.kernels.language import (
     write_function,
 )
 from scanlib.kernels.linalg.blas_calls import Library, call_library, layout, routine_of
-from scanlib.kernels.linalg.matrices import Matrix, Size, all_known, known, shared, sized
+from scanlib.kernels.linalg.matrices import Matrix, all_known, known, shared, sized
 from scanlib.kernels.linalg.semiring_products import SmallVectors, less
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.scalars import NoKernelError, Number, Pair, parts_of
-from scanlib.kernels.spans import added, load_number, store_number, sum_of_lanes
+from scanlib.kernels.scalars import NoKernelError, Number, Pair, added, parts_of
+from scanlib.kernels.spans import load_number, store_number, sum_of_lanes
 
 TINIEST = 4  # rows and columns of products that are unrolled
 LARGEST = 128**3  # multiplications that are not left to BLAS
@@ -84,7 +84,8 @@ def multiply(
         if dtype not in FLOATS + INTEGERS:
             raise NoKernelError(f"a product of matrices of {dtype} has no kernel")
     sizes = out.rows, a.columns, out.columns
-    if len(set(dtypes)) > 1 or a.itemsize < 4:
+    form, turns = _form(a, b, out)
+    if len(set(dtypes)) > 1 or a.itemsize < 4 or form == "plain":
         _plain_product(w, a, b, out, more)
         return
     static = all_known(sizes)
@@ -93,7 +94,6 @@ def multiply(
         return
     is_small = static is not None and static[0] * static[1] * static[2] <= LARGEST
     is_vector = 1 in (known(out.rows), known(out.columns))
-    form, turns = _known_form(a, b, out)
     if turns:
         a, b, out = b.turned, a.turned, out.turned
     if library is None or is_small or is_vector or out.dtype not in FLOATS:
@@ -250,10 +250,8 @@ def _plain_product(w: Writer, a: Matrix, b: Matrix, out: Matrix, more: Value) ->
 
 @shared
 def _product(w: Writer, a: Matrix, b: Matrix, out: Matrix, more: Value, *, form: str) -> None:
-    """Write a product of numbers of one dtype in one form, or in whichever fits."""
-    if form == "any":
-        _write_choice(w, a, b, out, more)
-    elif form == "tiles":
+    """Write a product of numbers of one dtype in one form."""
+    if form == "tiles":
         _write_tiles(w, a, b, out, more)
     elif form == "narrow":
         _Product(w, SMALL_REGISTER, a, b, out, more).tiles()
@@ -266,59 +264,24 @@ def _product(w: Writer, a: Matrix, b: Matrix, out: Matrix, more: Value, *, form:
         _Product(w, register_bytes(), a, b, out, more).sums(columns, chains)
 
 
-def _known_form(a: Matrix, b: Matrix, out: Matrix) -> tuple[str, bool]:
-    """Return the form of a product as far as is known, and whether it is transposed for it."""
+def _form(a: Matrix, b: Matrix, out: Matrix) -> tuple[str, bool]:
+    """Return the form of a product, and whether it is transposed for it.
+
+    Strides that are not known count as those of numbers that are not contiguous.
+    """
     item = out.itemsize
     has_rows = known(out.column_stride) == item
     turns = known(out.row_stride) == item and (known(out.columns) == 1 or not has_rows)
     if turns:
         a, b, out = b.turned, a.turned, out.turned
-    m, n = known(out.rows), known(out.columns)
     are_side_by_side = known(a.column_stride) == known(b.row_stride) == item
-    if n == 1 and are_side_by_side:
+    rows = known(out.rows)
+    if known(out.columns) == 1 and are_side_by_side:
         return "sum", turns
-    if n == 1 or known(out.column_stride) != item:
-        return "any", False
-    if known(b.column_stride) == item:
-        return "tiles", turns
-    if m is not None and m < FEW:
-        return ("sums", turns) if are_side_by_side else ("any", False)
-    return ("tiles", turns) if known(b.row_stride) == item else ("any", False)
-
-
-def _write_choice(w: Writer, a: Matrix, b: Matrix, out: Matrix, more: Value) -> None:
-    """Write the choice between forms."""
-    item, (m, n) = out.itemsize, sized(w, out.rows, out.columns)
-    rows, columns = (_is(w, stride, item) for stride in (out.column_stride, out.row_stride))
-    turns = w.select(n.equals(1), (m > 1) & columns, ~rows & (columns | m.equals(1)))
-    a, b, out = (
-        _chosen(w, turns, turned, matrix)
-        for turned, matrix in ((b.turned, a), (a.turned, b), (out.turned, out))
-    )
-    m, n = sized(w, out.rows, out.columns)
-    is_column, has_rows = n.equals(1), _is(w, b.column_stride, item)
-    are_side_by_side = _is(w, a.column_stride, item) & _is(w, b.row_stride, item)
-    has_no_rows = is_column | ~_is(w, out.column_stride, item)
-    with w.when(is_column & are_side_by_side) as choice:
-        _product(w, a, b, out, more, form="sum")
-    with w.otherwise(choice), w.when(has_no_rows) as choice:
-        _plain_product(w, a, b, out, more)
-    with w.otherwise(choice), w.when(are_side_by_side & ~has_rows & (m < FEW)) as choice:
-        _product(w, a, b, out, more, form="sums")
-    with w.otherwise(choice):
-        _product(w, a, b, out, more, form="tiles")
-
-
-def _is(w: Writer, size: Size, wanted: int) -> Value:
-    return sized(w, size)[0].equals(wanted)
-
-
-def _chosen(w: Writer, condition: Value, one: Matrix, other: Matrix) -> Matrix:
-    """Return one of two matrices."""
-    names = ("pointer", "rows", "columns", "row_stride", "column_stride")
-    pairs = ((getattr(one, name), getattr(other, name)) for name in names)
-    pointer, *sizes = (w.select(condition, *pair) for pair in pairs)
-    return Matrix(pointer, other.dtype, *sizes)
+    if known(out.column_stride) != item:
+        return "plain", turns
+    is_short = rows is not None and rows < FEW and known(b.column_stride) != item
+    return "sums" if is_short and are_side_by_side else "tiles", turns
 
 
 def _write_tiles(w: Writer, a: Matrix, b: Matrix, out: Matrix, more: Value) -> None:

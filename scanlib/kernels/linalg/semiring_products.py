@@ -1,4 +1,4 @@
-r"""Products of small dense matrices, in the real, log, max and min semirings.
+r"""Products of small dense matrices and vectors, in the real, log, max and min semirings.
 
 All of them combine rows that are contiguous in memory,
 
@@ -17,9 +17,11 @@ In the order in which the terms of a number are added, sizes alone have a say.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from typing import Any
 
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
@@ -27,12 +29,9 @@ from scanlib.kernels.linalg.matrices import Matrix, known, sized
 from scanlib.kernels.spans import any_lane, over_lanes
 
 VECTOR_BYTES = 64
-LINES = 4  # that are computed at once: each row that is read serves all of them
 # How many vectors a tile has, and how many terms are summed apart so that additions need not wait
-# for one another: for a line, and for several.
-Tiles = tuple[tuple[int, int], ...]
-_TILES: Tiles = ((4, 2), (2, 4), (1, 4))
-_TILES_OF_LINES: Tiles = ((2, 1), (1, 1))
+# for one another.
+_TILES = ((4, 2), (2, 4), (1, 4))
 
 
 def choose(w: Writer, size: Value, cases: Sequence[tuple[int, Callable[[], None]]]) -> None:
@@ -98,91 +97,66 @@ class Combination:
         self.lines, self.terms, self.width = sized(self.w, *sizes)
 
     def write(self) -> None:
-        w = self.w
+        w, full = self.w, VECTOR_BYTES // self.itemsize
         if known(self.lines) == 1:
-            self.columns(w.constant(0, INT64), 1, _TILES)
-            return
+            lines: Any = nullcontext(w.constant(0, INT64))
+        else:
+            lines = w.loop(0, self.lines)
+        with lines as line:
+            cases = [(lanes, partial(self.vectors, line, lanes)) for lanes in (full, full // 2, 1)]
+            choose(w, self.width, cases)
+
+    def vectors(self, line: Value, lanes: int) -> None:
+        """Write all numbers of a line, in vectors that are no longer than it is."""
+        w, kind = self.w, Type(self.dtype, lanes)
         place: Value = w.constant(0, INT64)
-        if self.semiring == "real":
-            place = self.lines & -LINES
-            with w.loop(0, place, LINES) as line:
-                self.columns(line, LINES, _TILES_OF_LINES)
-        with w.loop(place, self.lines) as line:
-            self.columns(line, 1, _TILES[-1:])
-
-    def columns(self, line: Value, count: int, tiles: Tiles) -> None:
-        """Write all numbers of some lines."""
-        full = VECTOR_BYTES // self.itemsize
-        few = (full, full // 2, 1) if count == 1 else (full, full // 2, 2, 1)
-
-        cases = [
-            (
-                lanes,
-                partial(self.vectors, line, count, lanes, tiles if lanes == full else tiles[-1:]),
-            )
-            for lanes in few
-        ]
-        choose(self.w, self.width, cases)
-
-    def vectors(self, line: Value, count: int, lanes: int, tiles: Tiles) -> None:
-        """Write all numbers of some lines, in vectors that are no longer than a line."""
-        w = self.w
-        place: Value = w.constant(0, INT64)
-        for vectors, apart in tiles[:-1] if self.semiring == "real" else ():
+        is_real = self.semiring == "real"
+        wide = is_real and lanes * self.itemsize == VECTOR_BYTES
+        for vectors, apart in _TILES[:-1] if wide else ():
             size = vectors * lanes
             end = place + ((self.width - place) & -size)
             with w.loop(place, end, size) as c:
-                self.tile(line, c, count, Type(self.dtype, lanes), vectors, apart)
+                self.sums(line, c, kind, vectors, apart)
             place = end
         with w.loop(place, self.width, lanes) as c:
             first = less(w, c, self.width - lanes) if lanes > 1 else c
-            self.tile(line, first, count, Type(self.dtype, lanes), *tiles[-1])
-
-    def tile(self, line: Value, c: Value, count: int, kind: Type, vectors: int, apart: int) -> None:
-        if self.semiring == "real":
-            self.sums(line, c, count, kind, vectors, apart)
-        else:
-            self.extremes(line, c, kind)
+            if is_real:
+                self.sums(line, first, kind, *_TILES[-1])
+            else:
+                self.extremes(line, first, kind)
 
     def factor(self, line: Value, j: Value, lanes: int) -> Value:
         value = self.factors.load(self.w, line, j)
         return self.w.splat(value, lanes) if lanes > 1 else value
 
-    def sums(self, line: Value, c: Value, count: int, kind: Type, vectors: int, apart: int) -> None:
+    def sums(self, line: Value, c: Value, kind: Type, vectors: int, apart: int) -> None:
         w, lanes = self.w, kind.lanes
-        lines = [line + k for k in range(count)] if count > 1 else [line]
         places = [(c + v * lanes) * self.itemsize for v in range(vectors)]
-        sums: list[list[list[Local]]] = []
-        for part in range(apart):
-            sums.append([])
-            for own in lines:
-                firsts: list[Value] = [w.constant(0, kind) for _ in places]
-                if self.add is not None and part == 0:
-                    at = own * self.add.row_stride
-                    firsts = [w.load(kind, self.add.pointer, at + place) for place in places]
-                sums[-1].append([w.local(first) for first in firsts])
+        firsts: list[Value] = [w.constant(0, kind) for _ in places]
+        if self.add is not None:
+            at = line * self.add.row_stride
+            firsts = [w.load(kind, self.add.pointer, at + place) for place in places]
+        sums = [[w.local(first) for first in firsts]]
+        sums += [[w.local(0.0, kind) for _ in places] for _ in range(apart - 1)]
 
-        def term(j: Value, totals: list[list[Local]]) -> None:
+        def term(j: Value, totals: list[Local]) -> None:
             row = j * self.rows.row_stride
             items = [w.load(kind, self.rows.pointer, row + place) for place in places]
-            for own, locals in zip(lines, totals, strict=True):
-                factor = self.factor(own, j, lanes)
-                for item, total in zip(items, locals, strict=True):
-                    w.assign(total, w.fma(item, factor, w.copy(total)))
+            factor = self.factor(line, j, lanes)
+            for item, total in zip(items, totals, strict=True):
+                w.assign(total, w.fma(item, factor, w.copy(total)))
 
-        whole = self.terms & -apart if apart > 1 else self.terms
+        whole = self.terms & -apart
         with w.loop(0, whole, apart) as j:
             for part, totals in enumerate(sums):
                 term(j + part if part else j, totals)
-        if apart > 1:
-            with w.loop(whole, self.terms) as j:
-                term(j, sums[0])
-        for k, own in enumerate(lines):
-            for v, place in enumerate(places):
-                found: list[Value] = [w.copy(totals[k][v]) for totals in sums]
-                while len(found) > 1:
-                    found = [a + b for a, b in zip(found[::2], found[1::2], strict=True)]
-                w.store(self.out.pointer, own * self.out.row_stride + place, found[0])
+        with w.loop(whole, self.terms) as j:
+            term(j, sums[0])
+        for v, place in enumerate(places):
+            found: list[Value] = [w.copy(totals[v]) for totals in sums]
+            while len(found) > 1:
+                found = [a + b for a, b in zip(found[::2], found[1::2], strict=True)]
+            w.store(self.out.pointer, line * self.out.row_stride + place, found[0])
 
     def extremes(self, line: Value, c: Value, kind: Type) -> None:
         """Write the extreme, or the logarithm of the sum of exponentials, of sums."""
@@ -227,129 +201,53 @@ def extreme_of(
     return w.select(is_finite, found + rest, found)
 
 
-@dataclass
-class Dots:
-    """Writes ``out[i] = Σ_j A[i, j] ⊗ h[j] + add[i]``, with rows of `A` that are contiguous.
+def write_dots(
+    w: Writer, out: Value, matrix: Matrix, state: Value, add: Value | None, lanes: int
+) -> None:
+    """Write ``out[i] = Σ_j A[i, j] h[j] + add[i]``, four rows of `A` at a time.
 
-    `A` is square, and the semiring is not the log one.
+    `A` is square, its rows are contiguous, and it has no fewer than four and than `lanes`.
     """
+    kind, item, (size,) = Type(matrix.dtype, lanes), matrix.itemsize, sized(w, matrix.rows)
+    whole, last = size & -lanes, size - lanes
+    # Of the last vector, only what no vector before it has.
+    numbers = w.constant(range(lanes), Type("int64", lanes))
+    is_new = numbers + w.splat(last, lanes) >= w.splat(whole, lanes)
+    with w.loop(0, size, 4) as block:
+        first = less(w, block, size - 4)
+        starts = [(first + k) * matrix.row_stride for k in range(4)]
+        sums = [w.local(0.0, kind) for _ in starts]
 
-    w: Writer
-    semiring: str
-    out: Value
-    matrix: Matrix
-    state: Value
-    add: Value | None
+        def terms(at: Value) -> list[Value]:
+            other = w.load(kind, state, at)
+            return [
+                w.fma(w.load(kind, matrix.pointer, start + at), other, w.copy(total))
+                for start, total in zip(starts, sums, strict=True)
+            ]
 
-    def __post_init__(self) -> None:
-        self.dtype, self.itemsize = self.matrix.dtype, self.matrix.itemsize
-        (self.size,) = sized(self.w, self.matrix.rows)
+        with w.loop(0, whole, lanes) as j:
+            for total, value in zip(sums, terms(j * item), strict=True):
+                w.assign(total, value)
+        with w.when(whole < size):
+            for total, value in zip(sums, terms(last * item), strict=True):
+                w.assign(total, w.select(is_new, value, w.copy(total)))
+        found = _sums_of_lanes(w, [w.copy(total) for total in sums])
+        if add is not None:
+            found = found + w.load(found.type, add, first * item)
+        w.store(out, first * item, found)
 
-    def write(self) -> None:
-        w, full = self.w, VECTOR_BYTES // self.itemsize
-        long = full // 2, self.one_by_one
-        size = known(self.size)
-        if size is not None and size >= 4 * full:
-            # Compilers that know how long rows are read several of them at once.
-            self.size = w.apply("opaque", self.size)
-            self.blocks(*long)
-            return
-        cases = [(4 * full, partial(self.blocks, *long))]
-        cases += [(lanes, partial(self.blocks, lanes, self.together)) for lanes in (full, 4)]
-        choose(w, self.size, [*cases, (0, self.items)])
 
-    def items(self) -> None:
-        w = self.w
-        kind = Type(self.dtype)
-        with w.loop(0, self.size) as i:
-            at, row = i * self.itemsize, i * self.matrix.row_stride
-            total = w.local(self.start(kind))
-            with w.loop(0, self.size) as j:
-                w.assign(total, self.term(kind, row, j * self.itemsize, w.copy(total)))
-            found: Value = w.copy(total)
-            if self.add is not None:
-                found = found + w.load(kind, self.add, at)
-            w.store(self.out, at, found)
-
-    def blocks(
-        self, lanes: int, sums_of: Callable[[list[Value], Value, Type], list[Local]]
-    ) -> None:
-        """Write all numbers, four rows at a time; there are as many rows, and lanes."""
-        w, kind = self.w, Type(self.dtype, lanes)
-        whole = self.size & -lanes
-        last = self.size - lanes
-        # Of the last vector, only what no vector before it has.
-        numbers = w.constant(range(lanes), Type("int64", lanes))
-        is_new = numbers + w.splat(last, lanes) >= w.splat(whole, lanes)
-        with w.loop(0, self.size, 4) as block:
-            first = less(w, block, self.size - 4)
-            starts = [(first + k) * self.matrix.row_stride for k in range(4)]
-            sums = sums_of(starts, whole, kind)
-            with w.when(whole < self.size):
-                at = last * self.itemsize
-                for start, total in zip(starts, sums, strict=True):
-                    before = w.copy(total)
-                    w.assign(total, w.select(is_new, self.term(kind, start, at, before), before))
-            found = self.of_lanes([w.copy(total) for total in sums])
-            at = first * self.itemsize
-            if self.add is not None:
-                found = found + w.load(Type(self.dtype, 4), self.add, at)
-            w.store(self.out, at, found)
-
-    def term(self, kind: Type, start: Value, at: Value, total: Value) -> Value:
-        """Return the sum of what there is and the products of some items of a row."""
-        w = self.w
-        item, other = w.load(kind, self.matrix.pointer, start + at), w.load(kind, self.state, at)
-        if self.semiring == "real":
-            return w.fma(item, other, total)
-        return self.sum(total, item + other)
-
-    def start(self, kind: Type) -> Value:
-        """Return the sum of no terms."""
-        return self.w.constant({"real": 0.0, "max": -inf, "min": inf}[self.semiring], kind)
-
-    def sum(self, x: Value, y: Value) -> Value:
-        return x + y if self.semiring == "real" else better(self.w, self.semiring, x, y)
-
-    def of_lanes(self, values: list[Value]) -> Value:
-        """Return the vector of the sums of the lanes of four vectors."""
-        w, lanes = self.w, values[0].type.lanes
-        while lanes > 4:
-            lanes //= 2
-            halves = range(lanes), range(lanes, 2 * lanes)
-            values = [self.sum(*(w.shuffle(v, v, half) for half in halves)) for v in values]
-        even, odd = (0, 4, 2, 6), (1, 5, 3, 7)
-        low, high = (
-            self.sum(w.shuffle(x, y, even), w.shuffle(x, y, odd))
-            for x, y in (values[:2], values[2:])
-        )
-        return self.sum(w.shuffle(low, high, (0, 1, 4, 5)), w.shuffle(low, high, (2, 3, 6, 7)))
-
-    def together(self, starts: list[Value], whole: Value, kind: Type) -> list[Local]:
-        """Write the sums of some rows, all of them vector by vector."""
-        w = self.w
-        sums = [w.local(self.start(kind)) for _ in starts]
-        with w.loop(0, whole, kind.lanes) as j:
-            at = j * self.itemsize
-            for start, total in zip(starts, sums, strict=True):
-                w.assign(total, self.term(kind, start, at, w.copy(total)))
-        return sums
-
-    def one_by_one(self, starts: list[Value], whole: Value, kind: Type) -> list[Local]:
-        """Write the sums of some rows, one after the other: long ones come from memory faster."""
-        w, found, lanes = self.w, [], kind.lanes
-        most = whole & -(4 * lanes)
-        for start in starts:
-            parts = [w.local(self.start(kind)) for _ in range(4)]
-            with w.loop(0, most, 4 * lanes) as j:
-                for k, part in enumerate(parts):
-                    at = (j + k * lanes) * self.itemsize
-                    w.assign(part, self.term(kind, start, at, w.copy(part)))
-            with w.loop(most, whole, lanes) as j:
-                w.assign(parts[0], self.term(kind, start, j * self.itemsize, w.copy(parts[0])))
-            a, b, c, d = (w.copy(part) for part in parts)
-            found.append(w.local(self.sum(self.sum(a, b), self.sum(c, d))))
-        return found
+def _sums_of_lanes(w: Writer, values: list[Value]) -> Value:
+    """Return the vector of the sums of the lanes of four vectors."""
+    lanes = values[0].type.lanes
+    while lanes > 4:
+        lanes //= 2
+        halves = range(lanes), range(lanes, 2 * lanes)
+        pairs = [[w.shuffle(v, v, half) for half in halves] for v in values]
+        values = [x + y for x, y in pairs]
+    even, odd = (0, 4, 2, 6), (1, 5, 3, 7)
+    low, high = (w.shuffle(x, y, even) + w.shuffle(x, y, odd) for x, y in (values[:2], values[2:]))
+    return w.shuffle(low, high, (0, 1, 4, 5)) + w.shuffle(low, high, (2, 3, 6, 7))
 
 
 def write_multiple(w: Writer, out: Value, factor: Value, row: Value, width: Value) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
@@ -28,9 +28,9 @@ from pytensor.tensor.variable import TensorConstant
 
 from scanlib.analysis.linear_forms import NotAffineError, name_of
 from scanlib.ops.graph import Readers, is_tensor, readers_of, substitute
+from scanlib.ops.logaddexp import derivative_of_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, State
 from scanlib.ops.shapes import output_row_shapes
-from scanlib.rewrites.over_time.logsumexp import derivative_of_logs
 from scanlib.rewrites.pytensor_rewrites import run_query
 
 CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
@@ -178,6 +178,12 @@ def _additions(variable: Variable, value: Variable) -> tuple[Variable, list[Appl
     return variable, found
 
 
+def reads_shape(node: Apply) -> bool:
+    """Whether a node reads its first input for its shape alone."""
+    is_second = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Second)
+    return is_second or isinstance(node.op, Shape | Shape_i)
+
+
 class BodySizes:
     """The shapes of body variables.
 
@@ -190,7 +196,7 @@ class BodySizes:
         self.inputs: list[Variable] = []
         self.shapes: list[Sequence[Variable] | None] = []
         self.values: list[Variable | None] = []
-        self.known: dict[Variable, Sequence[Variable]] = {}
+        self.known: dict[Variable, Sequence[Variable | None]] = {}
         for sequence in loop.sequences:
             self.add_input(sequence.row, sequence.outer, 1)
         for state in loop.states:
@@ -227,23 +233,32 @@ class BodySizes:
         NotAffineError
             If it depends on what a step computes.
         """
-        if isinstance(variable, Constant):
-            return [pt.constant(size, dtype="int64") for size in variable.data.shape]
-        if variable not in self.known:
-            inputs = [*self.inputs, *self.outer_of]
-            shapes = [*self.shapes, *([] for _ in self.outer_of)]
-            values = [*self.values, *self.outer_of]
-            (shape,) = output_row_shapes(inputs, [variable], shapes, values)
-            if any(size is None for size in shape):
-                raise NotAffineError(f"{name_of(variable)} has a shape that a step computes")
-            self.known[variable] = [pt.cast(size, "int64") for size in shape]
-        return self.known[variable]
+        self.learn([variable])
+        shape = [size for size in self.known[variable] if size is not None]
+        if len(shape) < variable.type.ndim:
+            raise NotAffineError(f"{name_of(variable)} has a shape that a step computes")
+        return shape
+
+    def learn(self, variables: Sequence[Variable]) -> None:
+        """Find out the shapes of several variables: it takes as long as for one."""
+        missing = [v for v in dict.fromkeys(variables) if v not in self.known]
+        if not missing:
+            return
+        inputs = [*self.inputs, *self.outer_of]
+        shapes = [*self.shapes, *([] for _ in self.outer_of)]
+        values = [*self.values, *self.outer_of]
+        for variable, shape in zip(
+            missing, output_row_shapes(inputs, missing, shapes, values), strict=True
+        ):
+            self.known[variable] = [None if d is None else pt.cast(d, "int64") for d in shape]
 
     def cut(self, loop: Loop, others: list[Variable]) -> list[Variable]:
         """Replace, in a loop's body and in other body variables, what is read for its shape."""
         roots = [*loop.body_outputs(), *others]
         found: dict[Variable, Variable] = {}
-        for node in toposort(roots):
+        nodes = [node for node in toposort(roots) if reads_shape(node)]
+        self.learn([node.inputs[0] for node in nodes])
+        for node in nodes:
             out = node.outputs[0]
             try:
                 if isinstance(node.op, Shape):
@@ -251,7 +266,7 @@ class BodySizes:
                     found[out] = pt.stack(sizes) if sizes else out
                 elif isinstance(node.op, Shape_i):
                     found[out] = self(node.inputs[0])[node.op.i]
-                elif isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Second):
+                else:
                     found[out] = self.filled(
                         substitute([node.inputs[1]], found)[0], node.inputs[0], out
                     )

@@ -52,6 +52,7 @@ from scanlib.analysis.linear_forms import (
     LinearForms,
     MatrixRecurrence,
     NotAffineError,
+    check_operations,
     in_other_semiring,
     of_one_state,
 )
@@ -65,6 +66,7 @@ from scanlib.rewrites.lower.canonical_loop import (
     BodySizes,
     added_up,
     canonical_loop,
+    reads_shape,
     split_sums,
 )
 from scanlib.rewrites.lower.lower_elementwise import is_elementwise
@@ -235,8 +237,11 @@ def find_recurrence(node: Apply) -> tuple[Loop, Roles, Joined | None]:
         raise NotLinearError("the loop may stop early")
     if loop.truncate_gradient != -1:
         raise NotLinearError("its gradient is truncated")
-    check_types(slots_of([*loop.states, *split_sums(loop)[1]]))
+    slots = slots_of([*loop.states, *split_sums(loop)[1]])
+    check_types(slots)
     try:
+        values, nexts = [slot.value for slot in slots], [slot.next for slot in slots]
+        check_operations(values, nexts, reads_shape)
         found = _Search(node, loop, {}).result()
     except NotAffineError as error:
         raise NotLinearError(str(error)) from error

@@ -18,6 +18,7 @@ import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Add
@@ -33,11 +34,11 @@ from scanlib.analysis.scalar_body import (
     scalar_loop,
 )
 from scanlib.ops.graph import is_linear_algebra, row_type
+from scanlib.ops.logaddexp import stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, Results, Sequence
 from scanlib.ops.loop_rewrite import LoopRewrite, LowersLoops
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.rewrites.edit import results_by_part
-from scanlib.rewrites.over_time.logsumexp import stabilize_logs
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
 from scanlib.rewrites.simplify.last_rows import is_loop, tap_of_view
 from scanlib.rewrites.simplify.simplify import replace
@@ -123,7 +124,11 @@ def _stays(node: Apply) -> bool:
 
 
 def _specialize(body: FunctionGraph) -> None:
-    stabilize_logs(body)
+    # Before PyTensor's own stabilization, which writes ``log(exp x + exp y)`` with a maximum, and
+    # its specialization, which makes ``exp x exp y`` one exponential.
+    MergeOptimizer().rewrite(body)
+    for old, new in stable_logs(body.outputs).items():
+        body.replace(old, new, reason="scanlib_logs", import_missing=True)
     run_query(_SPECIALIZED, body)
 
 

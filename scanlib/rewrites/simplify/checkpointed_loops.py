@@ -5,7 +5,6 @@ The gradient of a checkpointed loop is that of a nest of loops over its segments
 
 * without such a nest, or where it is that of other steps (there is no gradient, or one of a loop
   with `until`, or a truncated one), it is an ordinary loop;
-* if every history is read whole, they are stored; the starts in the nest are slices of them;
 * otherwise it becomes the same nest, and merging makes one of both. Results that are read whole
   are stacked segment by segment.
 """
@@ -13,7 +12,7 @@ The gradient of a checkpointed loop is that of a nest of loops over its segments
 from __future__ import annotations
 
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Variable, equal_computations
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 
 from scanlib.lengths.numbers import constant_integer
@@ -37,15 +36,14 @@ def settle_checkpoints(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Var
     loop = edit.loop
     loop.checkpoint = None
     name = segments_name(loop.name)
-    nests = [
-        other
-        for other in fgraph.apply_nodes
-        if is_loop(other)
+    has_nest = any(
+        is_loop(other)
         and other.op.recompute
         and not other.op.signature.reverse
         and other.op.name == name
-    ]
-    if loop.stop is not None or loop.truncate_gradient >= 0 or not nests:
+        for other in fgraph.apply_nodes
+    )
+    if loop.stop is not None or loop.truncate_gradient >= 0 or not has_nest:
         return edit.replacements()
     cut = Cut.of(loop, schedule)
     segments = outer_loop(loop, cut).apply()
@@ -53,13 +51,6 @@ def settle_checkpoints(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Var
         _reads(fgraph, history, s.depth)
         for history, s in zip(node.outputs, loop.states, strict=False)
     ]
-    if all(whole for _, whole in reads) and not loop.carries:
-        same = next((nest for nest in nests if _equal(nest, segments.node)), None)
-        if same is not None:
-            plain = edit.replacements()
-            stored = [plain.get(history, history) for history in node.outputs]
-            starts = [_slices(h, s.depth, cut) for h, s in zip(stored, loop.states, strict=False)]
-            return plain | dict(zip(same.outputs, starts, strict=False))
     return _as_nest(edit, cut, segments, reads)
 
 
@@ -67,16 +58,6 @@ def _reads(fgraph: FunctionGraph, history: Variable, depth: int) -> tuple[list[L
     """Return the reads of the last rows of a history, and whether more of it is read."""
     last, only = last_row_reads(fgraph, history, depth)
     return last, not only or any(read.back > depth for read in last)
-
-
-def _equal(one: Apply, two: Apply) -> bool:
-    return one.op == two.op and equal_computations(list(one.inputs), list(two.inputs))
-
-
-def _slices(history: Variable, depth: int, cut: Cut) -> Variable:
-    """Return the starts of segments, read from a stored history."""
-    rows = [history[k : k + cut.steps + 1 : cut.length] for k in range(depth)]
-    return pt.expand_dims(rows[0], 1) if depth == 1 else pt.stack(rows, axis=1)
 
 
 def _as_nest(

@@ -115,8 +115,9 @@ def forward_constants(edit: LoopEdit) -> None:
         loop.substitute({old: inner})
 
 
-def equal_inputs(loop: Loop) -> dict[Variable, Variable]:
-    """Return what replaces those body variables that others equal; scalar constants are values."""
+def forward_inputs(edit: LoopEdit) -> None:
+    """Give equal outer inputs one place in the body, and scalar constants none at all."""
+    loop = edit.loop
     first: dict[Variable, Variable] = {}
     same = {part.row: first.setdefault(part.outer, part.row) for part in loop.sequences}
     whole: dict[Variable, Variable] = {}
@@ -125,12 +126,7 @@ def equal_inputs(loop: Loop) -> dict[Variable, Variable]:
             same[part.inner] = part.outer
         else:
             same[part.inner] = whole.setdefault(part.outer, part.inner)
-    return {old: new for old, new in same.items() if old is not new}
-
-
-def forward_inputs(edit: LoopEdit) -> None:
-    """Give equal outer inputs one place in the body, and scalar constants none at all."""
-    loop, same = edit.loop, equal_inputs(edit.loop)
+    same = {old: new for old, new in same.items() if old is not new}
     if same:
         loop.sequences = [part for part in loop.sequences if part.row not in same]
         loop.non_sequences = [part for part in loop.non_sequences if part.inner not in same]
@@ -191,24 +187,20 @@ def _trace(part: State | Output, reverse: bool) -> Callable[[Lookup], Variable]:
     return made
 
 
-def equal_states(loop: Loop, same: dict[Variable, Variable]) -> list[list[State | Carry]]:
-    """Return the states and carries that are equal at every step, given `same` inputs."""
+def merge_equal_states(edit: LoopEdit) -> None:
+    """Merge states and carries that are equal at every step."""
+    loop = edit.loop
     classes: dict[Hashable, list[State | Carry]] = {}
     recurrent: list[State | Carry] = [*loop.states, *loop.carries]
     for part in recurrent:
         classes.setdefault(_start_key(part), []).append(part)
     groups = [group for group in classes.values() if len(group) > 1]
     while groups:
-        refined = _refine(loop, groups, same)
+        refined = _refine(loop, groups)
         if refined == groups:
             break
         groups = refined
-    return groups
-
-
-def merge_equal_states(edit: LoopEdit) -> None:
-    """Merge states and carries that are equal at every step."""
-    for group in equal_states(edit.loop, {}):
+    for group in groups:
         _merge_group(edit, group)
 
 
@@ -232,7 +224,7 @@ def _without_expansion(initial: Variable) -> Variable:
     return initial
 
 
-def assumed(groups: list[list[State | Carry]]) -> dict[Variable, Variable]:
+def _assumed(groups: list[list[State | Carry]]) -> dict[Variable, Variable]:
     """Return replacements that read one member of each group instead of the others."""
     replacements: dict[Variable, Variable] = {}
     for group in groups:
@@ -244,12 +236,10 @@ def assumed(groups: list[list[State | Carry]]) -> dict[Variable, Variable]:
     return {old: new for old, new in replacements.items() if old is not new}
 
 
-def _refine(
-    loop: Loop, groups: list[list[State | Carry]], same: dict[Variable, Variable]
-) -> list[list[State | Carry]]:
+def _refine(loop: Loop, groups: list[list[State | Carry]]) -> list[list[State | Carry]]:
     """Split groups whose members a step makes different, assuming they were equal before."""
     members = [part for group in groups for part in group]
-    nexts = substitute([part.next for part in members], same | assumed(groups))
+    nexts = substitute([part.next for part in members], _assumed(groups))
     frozen = freeze_graph(loop.body_inputs(), nexts)
     after = {id(part): out for part, out in zip(members, frozen.outputs, strict=True)}
     result = []
@@ -269,7 +259,7 @@ def _merge_group(edit: LoopEdit, group: list[State | Carry]) -> None:
         for part in others:
             for tap in part.taps if isinstance(part, State) else (-1,):
                 kept.tap(tap)
-    edit.loop.substitute(assumed([[kept, *others]]))
+    edit.loop.substitute(_assumed([[kept, *others]]))
     for part in others:
         edit.redirect(part, _same_state(kept, part, edit.loop.reverse))
 

@@ -10,8 +10,6 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.graph.traversal import ancestors
 
-from scanlib._compat import freeze_graph
-from scanlib.ops.graph import substitute
 from scanlib.ops.loop import Loop
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.edit import LoopEdit, results_by_part
@@ -22,11 +20,8 @@ from scanlib.rewrites.simplify.canonical_body import (
 from scanlib.rewrites.simplify.checkpointed_loops import settle_checkpoints
 from scanlib.rewrites.simplify.last_rows import check_last_rows, is_loop, untrace
 from scanlib.rewrites.simplify.redundant import (
-    assumed,
     drop_unread_inputs,
     drop_unread_results,
-    equal_inputs,
-    equal_states,
     forward_constants,
     forward_inputs,
     forward_outputs,
@@ -37,7 +32,7 @@ from scanlib.rewrites.simplify.redundant import (
 def mergeable(first: Apply, second: Apply) -> bool:
     """Whether two loops run for the same number of steps and read some of the same data."""
     a, b = first.op.signature, second.op.signature
-    if a.reverse != b.reverse or a.has_stop != b.has_stop:
+    if a.reverse != b.reverse or a.has_stop or b.has_stop:
         return False
     if first.op.truncate_gradient != second.op.truncate_gradient:
         return False
@@ -53,8 +48,6 @@ def _same_length(first: Apply, second: Apply) -> bool:
         return True
     if a.n_steps is None and b.n_steps is None and set(a.sequences) & set(b.sequences):
         return True
-    if first.op.signature.has_stop:
-        return False
     mine, theirs = first.op.steps_of(first).known(), second.op.steps_of(second).known()
     return mine is not None and mine == theirs
 
@@ -74,12 +67,8 @@ def independent(first: Apply, second: Apply) -> bool:
     )
 
 
-def merge(first: Apply, second: Apply) -> dict[Variable, Variable] | None:
-    """Return what replaces the outputs of two loops by those of one, None if that fails.
-
-    Loops with `until` merge only if they stop at the same step, so their conditions must be
-    the same expression of the same inputs.
-    """
+def merge(first: Apply, second: Apply) -> dict[Variable, Variable]:
+    """Return what replaces the outputs of two loops by those of one."""
     a, b = Loop.from_node(first), Loop.from_node(second)
     named = b if b.name and not a.name else a
     merged = dataclasses.replace(
@@ -95,8 +84,6 @@ def merge(first: Apply, second: Apply) -> dict[Variable, Variable] | None:
         function=named.function,
         associative=a.associative and b.associative,
     )
-    if a.stop is not None and not _stop_together(merged, b):
-        return None
     new = results_by_part(merged, merged.apply())
     replacements = {}
     for loop, node in ((a, first), (b, second)):
@@ -107,23 +94,12 @@ def merge(first: Apply, second: Apply) -> dict[Variable, Variable] | None:
     return replacements
 
 
-def _stop_together(merged: Loop, other: Loop) -> bool:
-    """Whether the conditions of two loops are one, given what is equal in both."""
-    same = equal_inputs(merged)
-    recurrent = equal_states(merged, same)
-    conditions = substitute([merged.stop, other.stop], same | assumed(recurrent))
-    one, two = freeze_graph(merged.body_inputs(), conditions).outputs
-    return one is two
-
-
 def merge_loops(fgraph: FunctionGraph, nodes: list[Apply]) -> dict[Variable, Variable] | None:
     """Merge the first pair of loops that can be merged; return the replacements."""
     for i, first in enumerate(nodes):
         for second in nodes[i + 1 :]:
             if mergeable(first, second) and independent(first, second):
-                replacements = merge(first, second)
-                if replacements is not None:
-                    return replacements
+                return merge(first, second)
     return None
 
 

@@ -11,8 +11,8 @@ For a loop with recurrent parts `h`, early values `m`, late outputs `y` and sums
 `over_time.split_cost`; `over_time.peel` evaluates batches and sums. In the gradient
 of a recurrent network all weight gradients are such sums.
 
-A loop with `until` is not preceded by batches: they would compute steps that the loop may not
-take, and fail where a step would. What comes after it sees the steps that ran.
+A loop with `until` stays whole: batches before it would compute steps that it may not take, and
+fail where a step would.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from scanlib.ops.linker_features import (
 )
 from scanlib.ops.loop import Loop, Output, Results, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import Detached, Part, detach, results_by_part
 from scanlib.rewrites.lower.canonical_loop import canonical_loop, sizes_from_outside
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, is_elementwise
@@ -171,7 +172,7 @@ class SplitLoops(LoopRewrite):
             return
         # Segments of a checkpointed loop stay whole: what a batch stores is what they save.
         step_products = compiles_step_products(fgraph)
-        pending = [n for n in fgraph.toposort() if is_loop(n) and not n.op.recompute]
+        pending = [n for n in fgraph.toposort() if is_loop(n) and _may_split(n.op)]
         while pending:
             node = pending.pop()
             if node not in fgraph.apply_nodes or (self.maps_only and not _leaves_early(node)):
@@ -195,6 +196,10 @@ class SplitLoops(LoopRewrite):
         return [own for own in parts if not lower(fgraph, own) and own.op != node.op]
 
 
+def _may_split(op: Scan) -> bool:
+    return not op.recompute and not op.signature.has_stop
+
+
 def keeps_loops_whole(fgraph: FunctionGraph) -> bool:
     """Whether a value decides how many steps a loop takes, and the linker has to know."""
     if not needs_known_lengths(fgraph):
@@ -214,7 +219,7 @@ def keeps_loops_whole(fgraph: FunctionGraph) -> bool:
 def _leaves_early(node: Apply) -> bool:
     """Whether a lowering would keep a loop that need not be one, or hide a matrix product."""
     signature = node.op.signature
-    if not (signature.n_states or signature.n_carries or signature.has_stop):
+    if not (signature.n_states or signature.n_carries):
         return True
     loop = canonical_loop(node)
     nodes = toposort(loop.body_outputs())
@@ -238,7 +243,7 @@ def split(
     parts = SplitParts(loop)
     if not parts.plan() and not _is_only_sums(parts):
         return None
-    if not parts.recurrent and loop.stop is None:
+    if not parts.recurrent:
         rows = {v: v.type.clone(shape=(None, *v.type.shape))() for v in parts.before}
         rest, *_ = remaining_loop(parts, rows)
         if _reads_what_left(rest):
@@ -265,7 +270,7 @@ def split(
 
 
 def _is_only_sums(parts: SplitParts) -> bool:
-    return not parts.recurrent and parts.loop.stop is None and bool(parts.sums)
+    return not parts.recurrent and bool(parts.sums)
 
 
 def _reads_what_left(rest: Loop) -> bool:
@@ -297,8 +302,6 @@ def remaining_loop(
     every: list[Part] = [*loop.states, *loop.carries, *loop.outputs]
     rest, twins = sub_loop(loop, [part for part in every if id(part) not in taken])
     rest.outputs += stored.values()
-    if rest.stop is not None and not rest.outputs and all(s.untraced for s in rest.states):
-        rest.outputs.append(Output(rest.stop))  # its rows tell how many steps ran
     if not rest.body_outputs():
         return rest, stored, twins
     rows = {value: value.type() for value in before}
@@ -334,8 +337,6 @@ class _Split:
             self._name_results(rest, stored, twins)
         known = None if self.results is None else [part.outer for part in rest.sequences]
         self.over_time.varying |= self.detached.checked(loop, known)
-        if self.results is not None and loop.stop is not None:
-            self._only_steps_that_ran()
         found = self.over_time.results(loop, self.read, self.by_part, parts.taken_sums)
         if self.results is not None or not loop.required_steps:
             return found
@@ -367,18 +368,3 @@ class _Split:
                 known.add(value, self.by_part[id(output)])
         for value in self.parts.stored:
             known.add(value, made[id(stored[id(value)])])
-
-    def _only_steps_that_ran(self) -> None:
-        """Cut the rows of sequences that no step read, because the loop ended before."""
-        assert self.results is not None
-        loop, known = self.loop, self.over_time
-        if self.results.outputs:
-            ran = self.results.outputs[0].shape[0]
-        else:
-            traced = next(s for s in loop.states if not s.untraced)
-            ran = self.by_part[id(traced)].shape[0] - traced.depth
-        for part in loop.sequences:
-            rows = known.varying[part.row]
-            first = rows.shape[0] - ran
-            known.varying[part.row] = rows[first:] if loop.reverse else rows[:ran]
-        known.length = ran

@@ -5,7 +5,7 @@ add up), a value of the body is
 
 * *fixed* if it reads non-sequences alone,
 * *early* if it reads rows of sequences, but no part of `R`,
-* *recurrent* if the next value of a part of `R`, or the condition of `until`, needs it,
+* *recurrent* if the next value of a part of `R` needs it,
 * *late* otherwise: outputs and sums alone need it.
 
 The cost rule of `over_time.split_cost` says which early and late values leave the loop.
@@ -77,8 +77,7 @@ class SplitParts:
         roots = [*loop.body_outputs(), *(added for _, added in self.sums)]
         self.late_or_recurrent = depends_on(roots, reads)
         self.varying = depends_on(roots, [*reads, *rows])
-        nexts = [part.next for part in self.recurrent]
-        self.needed = set(ancestors(nexts if loop.stop is None else [*nexts, loop.stop]))
+        self.needed = set(ancestors([part.next for part in self.recurrent]))
         differing = of_differing_shapes(roots, [*reads, *rows])
         self.given = [v for v in self.needed - differing if v in self.late_or_recurrent]
         self.kinds = {node: kind(node, self.varying.__contains__) for node in toposort(roots)}
@@ -116,7 +115,7 @@ class SplitParts:
         """Fill in what leaves the loop; return whether anything does."""
         if self._is_kernel():
             return False
-        if not self.recurrent and self.loop.stop is None:
+        if not self.recurrent:
             self._plan_without_recurrence()
         else:
             self._plan_beside_recurrence()
@@ -124,7 +123,7 @@ class SplitParts:
 
     def _is_kernel(self) -> bool:
         """Whether a loop without recurrence is elementwise work with a function among it."""
-        if self.recurrent or self.sums or self.loop.stop is not None or not config.scanlib__lower:
+        if self.recurrent or self.sums or not config.scanlib__lower:
             return False
         differing = [node for node in self.kinds if self._differs(node)]
         return any(is_function(node) for node in differing) and all(
@@ -155,7 +154,6 @@ class SplitParts:
             self.outputs = [part for part in self.loop.outputs if self.fits(part.value)]
 
     def _plan_beside_recurrence(self) -> None:
-        until = self.loop.stop is not None
         if config.scanlib__split_maps:
             for part in self.loop.outputs:
                 if part.value in self.needed and part.value in self.late_or_recurrent:
@@ -170,7 +168,7 @@ class SplitParts:
         self._store()
         if config.scanlib__split_sums and self.taken_sums:
             self._take_light_sums()
-        if config.scanlib__split_maps and not until:
+        if config.scanlib__split_maps:
             self._take_before()
 
     def has_product_sums(self) -> bool:
@@ -306,5 +304,4 @@ class SplitParts:
         roots = [state.next for state in self.loop.states if id(state) not in taken]
         roots += [carry.next for carry in self.loop.carries if id(carry) not in taken]
         roots += [part.value for part in self._kept_outputs()]
-        roots += self.stored
-        return roots if self.loop.stop is None else [*roots, self.loop.stop]
+        return [*roots, *self.stored]

@@ -1,0 +1,117 @@
+"""Ops of a step that stand for graphs of others, whose rules write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
+from pytensor.graph.replace import clone_replace
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.basic import AllocEmpty, Eye
+from pytensor.tensor.blas import BatchedDot, Dot22, Dot22Scalar, Gemm, Gemv
+from pytensor.tensor.math import Argmax
+from pytensor.tensor.reshape import JoinDims, SplitDims
+from pytensor.tensor.special import Softmax
+
+from scanlib._compat import GER, thaw_graph
+from scanlib.kernels.scalars import NoKernelError
+from scanlib.ops.row_ops.step_products import StepProducts
+
+
+def _softmax(op: Softmax, x: Variable) -> Variable:
+    e = pt.exp(x - pt.max(x, axis=op.axis, keepdims=True))
+    return e / pt.sum(e, axis=op.axis, keepdims=True)
+
+
+def _argmax(op: Argmax, x: Variable) -> Variable:
+    """Return the first place of what is as large as the largest item, or of what is no number."""
+    if x.type.dtype.startswith("complex"):
+        raise NoKernelError("the largest of complex numbers has no kernel")
+    x = pt.cast(x, "int8") if x.type.dtype == "bool" else x
+    axes = range(x.type.ndim) if op.axis is None else [axis % x.type.ndim for axis in op.axis]
+    size, place = (pt.constant(number, dtype="int64") for number in (1, 0))
+    for axis in axes:
+        length = x.shape[axis]
+        order: list[Any] = ["x"] * x.type.ndim
+        order[axis] = 0
+        size, place = size * length, place * length + pt.arange(length).dimshuffle(order)
+    text = "attempt to get argmax of an empty sequence"
+    x = CheckAndRaise(ValueError, text)(x, pt.gt(size, 0))
+    found = pt.eq(x, pt.max(x, axis=tuple(axes), keepdims=True))
+    if x.type.dtype.startswith("float"):
+        found = found | pt.isnan(x)
+    return pt.min(pt.switch(found, place, size), axis=tuple(axes))
+
+
+def _join_dims(op: JoinDims, x: Variable) -> Variable:
+    sizes, end = list(x.shape), op.start_axis + op.n_axes
+    joined = pt.prod(pt.stack(sizes[op.start_axis : end])) if op.n_axes else 1
+    return pt.reshape(x, [*sizes[: op.start_axis], joined, *sizes[end:]])
+
+
+def _split_dims(op: SplitDims, x: Variable, shape: Variable) -> Variable:
+    sizes, axis = list(x.shape), op.axis
+    if shape.type.shape[0] is None:
+        raise NoKernelError("a shape that is computed as a vector has no kernel")
+    parts = [shape[k] for k in range(shape.type.shape[0])]
+    return pt.reshape(x, [*sizes[:axis], *parts, *sizes[axis + 1 :]])
+
+
+def _sum(a: Variable, product: Variable, b: Variable, z: Variable) -> Variable:
+    """Return ``a product + b z``; if `b` is zero, nothing may have been written to `z`."""
+    scaled = product if _is_constant(a, 1) else a * product
+    return scaled if _is_constant(b, 0) else scaled + (z if _is_constant(b, 1) else b * z)
+
+
+def _same_dtype(x: Variable, y: Variable) -> bool:
+    return x.type.dtype == y.type.dtype
+
+
+def _is_constant(variable: Variable, number: int) -> bool:
+    return isinstance(variable, Constant) and bool(np.all(variable.data == number))
+
+
+# Ops that PyTensor compiles slowly, products of the C linker's, and what needs no rule of its own.
+_MEANINGS: dict[Any, Callable[..., Variable]] = {
+    GER: lambda op, z, a, x, y: z + a * pt.outer(x, y),
+    Dot22: lambda op, x, y: pt.dot(x, y),
+    Dot22Scalar: lambda op, x, y, a: a * pt.dot(x, y),
+    Gemm: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
+    Gemv: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
+    BatchedDot: lambda op, x, y: StepProducts()(x, y) if _same_dtype(x, y) else pt.matmul(x, y),
+    Softmax: _softmax,
+    Argmax: _argmax,
+    JoinDims: _join_dims,
+    SplitDims: _split_dims,
+    AllocEmpty: lambda op, *sizes: pt.zeros(sizes, dtype=op.dtype),
+    Eye: lambda op, n, m, k: pt.cast(
+        pt.eq(pt.arange(n)[:, None] + k, pt.arange(m)[None, :]), op.dtype
+    ),
+}
+
+
+def inline(graph: FunctionGraph) -> None:
+    """Put nodes that have rules in the place of Ops that are graphs, and of some others."""
+    while True:
+        found = [node for node in graph.toposort() if stands_for_others(node.op)]
+        if not found:
+            return
+        for node in found:
+            if type(node.op) in _MEANINGS:
+                outputs = [_MEANINGS[type(node.op)](node.op, *node.inputs)]
+            else:
+                inside = thaw_graph(node.op.fgraph)
+                given = dict(zip(inside.inputs, node.inputs, strict=True))
+                outputs = clone_replace(inside.outputs, given)
+            graph.replace_all(list(zip(node.outputs, outputs, strict=True)), import_missing=True)
+
+
+def stands_for_others(op: Op) -> bool:
+    """Whether `inline` puts other nodes in the place of those of an Op."""
+    return isinstance(op, OpFromGraph) or type(op) in _MEANINGS
