@@ -24,7 +24,7 @@ from scanlib.explain.data import (
     verdict,
 )
 from scanlib.explain.linkers import Setting
-from scanlib.explain.names import describe_outer, name_parts, step_formulas, titled
+from scanlib.explain.names import name_parts, step_formulas, titled
 from scanlib.explain.reasons import DRAWS, listed, obstacles_of
 from scanlib.kernels.thread_parts import wanted_threads
 from scanlib.lengths.numbers import constant_integer
@@ -174,19 +174,19 @@ def _inner_loops(node: Apply, setting: Setting, compiled: bool) -> list[LoopExpl
 def _linear(node: Apply, setting: Setting) -> LoopExplanation:
     op: LinearScan = node.op
     loop = Loop.from_op(op.scan, node.inputs)
-    given: list[Any] = [*loop.sequences, *loop.non_sequences]
-    for part in given:
-        part.name = describe_outer(part.outer) or f"the {part.name}"
-    if op.has_offset:
-        loop.sequences[-1].row = node.outputs[0][0]  # as large as a state
+    parts: list[Any] = [*loop.sequences, *loop.states, *loop.non_sequences]
+    for part in parts:
+        part.name = None  # in the loop it is called by its role
+    name_parts(loop)
     return LoopExplanation(
         op="LinearScan",
         work="a matrix times the state" + " (a vector)" * op.vector,
         parts=_parts(loop, [_RECURRENCES[op.semiring]]),
+        step=step_formulas(loop),
         **setting.running(
             node, "a kernel for matrix recurrences", _grade_linear(op.coefficient == "steps")
         ),
-        **_common(op.scan, node, setting) | _named(op.name or "linear recurrence", setting),
+        **_common(op.scan, node, setting),
     )
 
 

@@ -11,6 +11,7 @@ lengths of those that are `Bounded`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from scanlib.backends.jax.bounded import Bounded, has_unknown_rows
 from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
 from scanlib.backends.jax.kernels import (
     call_target,
+    in_own_dtypes,
     is_compiled,
     known_numbers,
     results_like,
@@ -38,7 +40,7 @@ from scanlib.backends.jax.loops import JAXLoop, count_steps, single
 from scanlib.backends.jax.mesh_axes import check_whole, varying
 from scanlib.backends.jax.partitioned import loop_factors, part_of
 from scanlib.backends.jax.platforms import on_platforms
-from scanlib.backends.jax.windows import Window, windows
+from scanlib.backends.jax.windows import sliced, windows
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
@@ -62,12 +64,12 @@ def funcify_loop(
         check_whole(loop.title, zip(read, outer.sequences, strict=True))
         is_known = not any(map(has_unknown_rows, inputs))
         if is_known and is_linear and op.is_empty(inputs):
-            return outer.initials[0]
+            return sliced(outer.initials[0])
         if has_code and is_known:
             steps = count_steps(outer.n_steps, outer.sequences, loop.title).known
             if steps is not None and (steps < 2**31 or not op.signature.has_stop):
                 return single(run_compiled(op, node, loop, kernels, inputs))
-        return single(loop(*(v.rows() if isinstance(v, Window) else v for v in inputs)))
+        return single(loop(*map(sliced, inputs)))
 
     return scan
 
@@ -111,8 +113,9 @@ def run_compiled(
         return None if is_empty else sizes
 
     def run_kernels(*arguments: Any) -> list[Any]:
-        given = own(arguments)[has_steps:]
-        found = call_kernels(kernels, cuda_sizes(arguments), given, places)
+        call = partial(call_kernels, kernels, cuda_sizes(arguments), places)
+        dtypes = [variable.type.dtype for variable in node.inputs[has_steps:]]
+        found = in_own_dtypes(call, own(arguments)[has_steps:], dtypes)
         return loop.as_stopped(taken, found) if stops else found[: len(node.outputs)]
 
     factors = None if stops else loop_factors(op, int(count > 0))
@@ -135,12 +138,13 @@ def run_compiled(
         return [*like(*arguments), *varying(lengths, arguments)]
 
     def run_target(*arguments: Any) -> list[Any]:
-        _, target = target_of(arguments)
+        fit, target = target_of(arguments)
         assert target is not None
         like = jax.eval_shape(results, *arguments)[: len(node.outputs)]
+        found = call_target(fit, target, [array.shape for array in like], arguments)
         if not stops:
-            return call_target(op, target, like, arguments)
-        *found, words = call_target(op, target, [*like, STEPS_TAKEN], arguments)
+            return found
+        *found, words = found
         return loop.as_stopped(taken, [*found, words[0]])
 
     target = target_for(op, node)
@@ -159,6 +163,3 @@ def run_compiled(
         rows if origin is None else Bounded(rows, next(lengths), origin[0])
         for rows, origin in zip(found, origins, strict=False)
     ]
-
-
-STEPS_TAKEN = jax.ShapeDtypeStruct((2,), jnp.int32)  # one number of 64 bits

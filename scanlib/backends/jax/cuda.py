@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 from pytensor.tensor.type import TensorType
@@ -33,7 +34,6 @@ from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.jax.handlers import load_handler
 from scanlib.backends.jax.kernels import arrays_of
 from scanlib.backends.jax.mesh_axes import varying
-from scanlib.backends.jax.narrow import kept_dtype, narrowed, narrowed_linear
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
@@ -51,13 +51,10 @@ def kernels_for(
         return None
     try:
         if isinstance(op, LinearScan):
-            return LinearLoop(narrowed_linear(node).op)
-        kernels = KernelLoop(narrowed(op))
+            return LinearLoop(op)
+        kernels = KernelLoop(op)
     except NoCCodeError:
         return None
-    wide = kept_dtype(np.int64) == "int64"
-    if not wide and len(kernels.parameters.outputs) > len(node.outputs):
-        return None  # what comes beside the results holds numbers of 64 bits
     return kernels if _are_ready(kernels) else None
 
 
@@ -163,17 +160,17 @@ def sizes_of(
     return sizes if _are_ready(kernels.kernels(sizes)) else None
 
 
-def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.ndarray) -> list[Any]:
+def call_kernels(kernels: Any, sizes: Any, places: np.ndarray, *arrays: Any) -> list[Any]:
     """Return the results of a loop, computed by its kernels.
 
     Parameters
     ----------
     kernels : KernelLoop or LinearLoop
     sizes : Geometry or LinearGeometry
-    arrays : sequence
-        The arguments, without the number of steps.
     places : ndarray
         For each of the first arguments, the first row that is read and the number of rows.
+    *arrays : jax.Array
+        The arguments, without the number of steps, in the dtypes of the loop.
     """
     strides = [contiguous(tuple(x.shape), x.dtype.itemsize) for x in arrays]
     call = kernels.call(sizes, strides, processors())
@@ -194,9 +191,5 @@ def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.nda
         slots=np.array(call.slots, np.int64),
         launches=np.array(launches or [0], np.int64),
     )
-    results = kernels.results(arrays, found[: len(made)], sizes, _converted)
+    results = kernels.results(arrays, found[: len(made)], sizes, lax.convert_element_type)
     return varying(results, list(arrays))
-
-
-def _converted(array: Any, dtype: str) -> Any:
-    return array.astype(kept_dtype(np.dtype(dtype)))
