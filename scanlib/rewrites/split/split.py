@@ -172,28 +172,25 @@ class SplitLoops(LoopRewrite):
             return
         # Segments of a checkpointed loop stay whole: what a batch stores is what they save.
         step_products = compiles_step_products(fgraph)
-        pending = [n for n in fgraph.toposort() if is_loop(n) and _may_split(n.op)]
-        while pending:
-            node = pending.pop()
-            if node not in fgraph.apply_nodes or (self.maps_only and not _leaves_early(node)):
-                continue
-            with self.attempt(fgraph, node):
-                pending += self.take_apart(fgraph, node, step_products)
+        for node in reversed([n for n in fgraph.toposort() if is_loop(n) and _may_split(n.op)]):
+            if node in fgraph.apply_nodes and not (self.maps_only and not _leaves_early(node)):
+                with self.attempt(fgraph, node):
+                    self.take_apart(fgraph, node, step_products)
 
-    def take_apart(self, fgraph: FunctionGraph, node: Apply, step_products: bool) -> list[Apply]:
-        """Take one loop apart where that is worth it; return those of its parts that are loops."""
+    def take_apart(self, fgraph: FunctionGraph, node: Apply, step_products: bool) -> None:
+        """Take one loop apart where that is worth it, and lower the loops among its parts."""
         read = [bool(fgraph.clients.get(out)) for out in node.outputs]
         found = split(node, read, step_products)
         if found is None:
-            return []
+            return
         new, note = found
         before = set(fgraph.apply_nodes)
         pairs = zip(node.outputs, new, strict=True)
         made = {old: value for old, value in pairs if value is not None}
         replace(fgraph, made, "scanlib_split")
         record(fgraph, note)
-        parts = [n for n in fgraph.apply_nodes if is_loop(n) and n not in before]
-        return [own for own in parts if not lower(fgraph, own) and own.op != node.op]
+        for part in [n for n in fgraph.apply_nodes if is_loop(n) and n not in before]:
+            lower(fgraph, part)
 
 
 def _may_split(op: Scan) -> bool:
