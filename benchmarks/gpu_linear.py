@@ -4,22 +4,22 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 import numpy as np
+import pytensor.tensor as pt
 
 from benchmarks.gpu_device import Device, fill, prepared, run_twice
 from benchmarks.gpu_results import TOLERANCE, Check, Timing, error_of
 from scanlib.backends.cuda.linear import LinearGeometry, LinearKernels, check_linear
 from scanlib.ops.c_linker import NoCCodeError
-from scanlib.ops.lowered.linear_loop import run_in_python
-from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.lowered.linear_scan import LinearOptions, LinearScan, Parts, history_of
 
 FORMS = {
-    "matrix": LinearScan.of("real", "steps"),
-    "fixed-matrix": LinearScan.of("real", "fixed", "right", reverse=True),
-    "matrix-of-matrices": LinearScan.of("real", "steps", "right", vector=False),
-    "last-vector": LinearScan.of("real", "fixed", untraced=True),
-    "log-matrix": LinearScan.of("log", "steps"),
-    "max-matrix": LinearScan.of("max", "fixed", reverse=True),
-    "min-matrix": LinearScan.of("min", "steps", untraced=True),
+    "matrix": LinearOptions("real", "steps"),
+    "fixed-matrix": LinearOptions("real", "fixed", "right", reverse=True),
+    "matrix-of-matrices": LinearOptions("real", "steps", "right", vector=False),
+    "last-vector": LinearOptions("real", "fixed", untraced=True),
+    "log-matrix": LinearOptions("log", "steps"),
+    "max-matrix": LinearOptions("max", "fixed", reverse=True),
+    "min-matrix": LinearOptions("min", "steps", untraced=True),
 }
 COLUMNS = 3  # of states that are matrices
 # Steps, batch and rows of the matrix: vectors walked whole and cut, by each of the templates.
@@ -40,32 +40,34 @@ TIMED = [  # name, steps, batch, rows of the matrix, dtype
 ]
 
 
-def shapes_of(op: LinearScan, steps: int, batch: int, size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the matrices, the offset, the initial state and the result."""
+def shapes_of(op: LinearOptions, steps: int, batch: int, size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the matrices, the offset, the initial state (in order), the result."""
     time = (steps,) if op.coefficient == "steps" else ()
     row: tuple[int, ...] = (batch, size)
     if not op.vector:
         row = (batch, size, COLUMNS) if op.side == "left" else (batch, COLUMNS, size)
     square = (*time, batch, size, size)
     rows = 1 if op.untraced else steps + 1
+    names = op.in_order(Parts(None, "matrix", "offset", "initial"))
     shapes = {"matrix": square, "offset": (steps, *row), "initial": (1, *row)}
-    return shapes | {"result": (rows, *row)}
+    return {name: shapes[name] for name in names} | {"result": (rows, *row)}
 
 
-def kernels_for(op: LinearScan, dtype: str, size: int) -> LinearKernels:
-    """Return the kernels of a recurrence."""
-    ranks = 3 + (op.coefficient == "steps"), 3 if op.vector else 4
-    return LinearKernels(op, dtype, ranks, size)
+def operation(options: LinearOptions, dtype: str) -> LinearScan:
+    """Return the recurrence."""
+    ranks = [3 + (options.coefficient == "steps"), *[3 if options.vector else 4] * 2]
+    matrix, offset, initial = (pt.tensor(dtype=dtype, shape=(None,) * rank) for rank in ranks)
+    return history_of(options, Parts(None, matrix, offset, initial)).owner.op
 
 
-def sizes_of(op: LinearScan, steps: int, batch: int, size: int) -> LinearGeometry:
+def sizes_of(op: LinearOptions, steps: int, batch: int, size: int) -> LinearGeometry:
     """Return the sizes of a call."""
     result = shapes_of(op, steps, batch, size)["result"]
     return LinearGeometry(steps, size, 1 if op.vector else COLUMNS, (batch,), [result])
 
 
 def values(
-    op: LinearScan, steps: int, batch: int, size: int, rng: np.random.Generator
+    op: LinearOptions, steps: int, batch: int, size: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
     """Return random arguments, with matrices that let states not grow without bound."""
     shapes = shapes_of(op, steps, batch, size)
@@ -94,10 +96,10 @@ def check(
                 except NoCCodeError:
                     continue
                 given = [value.astype(dtype) for value in drawn]
-                kernels = kernels_for(op, dtype, shape[2])
+                kernels = LinearKernels(operation(op, dtype), shape[2])
                 (actual,) = run_twice(device, kernels, given, sizes_of(op, *shape))
                 wide = [value.astype("float64") for value in given]
-                expected = run_in_python(op, op.parts(wide))
+                (expected,) = operation(op, "float64").python_loop()(*wide)
                 yield Check(name, dtype, shape, error_of(actual, expected))
 
 
@@ -114,7 +116,7 @@ def timings(
         shapes = shapes_of(op, steps, batch, size)
         moved = item * sum(map(prod, shapes.values()))
         del shapes["result"]
-        kernels = kernels_for(op, dtype, size)
+        kernels = LinearKernels(operation(op, dtype), size)
         sizes = sizes_of(op, steps, batch, size)
         given = list(shapes.values())
         with prepared(device, kernels, given, sizes) as (loop, places):

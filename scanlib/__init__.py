@@ -14,8 +14,6 @@ from scanlib.explain import explain
 from scanlib.frontend.associative_functions import (
     associative_reduce,
     associative_scan,
-    prefix_scan,
-    reduce_scan,
 )
 from scanlib.frontend.direct_functions import (
     cumlogsumexp,
@@ -77,10 +75,8 @@ __all__ = [
     "loop",
     "map",
     "newton_iterations",
-    "prefix_scan",
     "pscan",
     "reduce",
-    "reduce_scan",
     "scan",
     "scan_checkpoints",
     "shard",

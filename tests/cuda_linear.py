@@ -5,7 +5,7 @@ from unittest import mock
 import numpy as np
 
 from scanlib.backends.cuda import linear
-from scanlib.backends.cuda.linear import linear_kernels
+from scanlib.backends.cuda.linear import LinearLoop
 from scanlib.backends.cuda.schedule import LinearSchedule
 from tests.cuda_device import emulated_driver, run_call
 
@@ -20,19 +20,23 @@ def cut(chunks):
     return choose
 
 
-def kernels_of(op, inputs):
-    return linear_kernels(op, inputs, dtype_of(op, inputs))[0]
+def sized(recurrence, inputs):
+    """The kernels' loop for some arrays, the sizes of a call, and the arrays that it is given."""
+    op, given = recurrence.applied(inputs)
+    loop, arrays = LinearLoop(op), [np.asarray(value) for value in given[int(op.has_n_steps) :]]
+    n_steps = int(given[0]) if op.has_n_steps else None
+    return loop, loop.sizes([array.shape for array in arrays], n_steps), arrays
 
 
-def dtype_of(op, inputs):
-    return np.asarray(op.parts(inputs).initial).dtype.name
+def kernels_of(recurrence, inputs):
+    loop, sizes, _ = sized(recurrence, inputs)
+    return loop.kernels(sizes)
 
 
-def run(op, inputs):
+def run(recurrence, inputs):
     """Run a matrix recurrence by its kernels; the result is poisoned before."""
-    kernels, sizes = linear_kernels(op, inputs, dtype_of(op, inputs))
-    arrays = [np.asarray(value) for value in inputs[int(op.has_n_steps) :]]
-    call = kernels.call(sizes, [array.strides for array in arrays], 2)
+    loop, sizes, arrays = sized(recurrence, inputs)
+    call = loop.call(sizes, [array.strides for array in arrays], 2)
     (result,) = run_call(emulated_driver(), call, arrays)
     return result
 

@@ -106,7 +106,10 @@ class Setting:
             return "as a part of the function that numba compiles"
         if self.linker == "JAX":
             if self.has_unknown_length(node):
-                return _with_unknown_length(node)
+                return (
+                    "by lax.while_loop, because JAX does not know the number of steps when it "
+                    "compiles"
+                )
             return _runs_in_jax(node)
         if self.linker == "PyTorch":
             return _runs_in_torch(node)
@@ -152,11 +155,10 @@ def _cuda_limits(node: Apply) -> str:
         return ", where few rows of many steps are read once"
     from scanlib.backends.cuda import linear
 
-    parts = op.parts(node.inputs)
-    dtype = parts.initial.type.dtype
-    size = next((n for n in parts.matrix.type.shape[-2:] if n is not None), None)
-    linear.check_linear(dtype, 1 if size is None else size)
-    most = linear.largest_size(dtype)
+    shape = op.parts(node.inputs).matrix.type.shape
+    size = next((n for n in shape[-2:] if n is not None), None)
+    linear.check_linear(op.dtype, 1 if size is None else size)
+    most = linear.largest_size(op.dtype)
     return f", if the matrix has {most} rows at most" if size is None else ""
 
 
@@ -170,16 +172,6 @@ def _runs_in_jax(node: Apply) -> str:
     if _has_xla_code(node):
         return f"as compiled code that XLA calls on the CPU; {kernels}{portable} on other devices"
     return f"{kernels}{portable}{' on other devices' * bool(kernels)}"
-
-
-def _with_unknown_length(node: Apply) -> str:
-    """Return what the JAX backend makes of a loop whose number of steps is computed from data."""
-    why, op = "because JAX does not know the number of steps when it compiles", node.op
-    if isinstance(op, LinearScan) and (
-        op.coefficient == "steps" or op.parts(node.inputs).offset is not None
-    ):
-        return f"by lax.scan over as many steps as there can be, {why}"
-    return f"by lax.while_loop, {why}"
 
 
 def _runs_in_torch(node: Apply) -> str:

@@ -24,7 +24,7 @@ from scanlib.explain.data import (
     verdict,
 )
 from scanlib.explain.linkers import Setting
-from scanlib.explain.names import describe_outer, name_parts, step_formulas, titled
+from scanlib.explain.names import name_parts, step_formulas, titled
 from scanlib.explain.reasons import DRAWS, listed, obstacles_of
 from scanlib.kernels.thread_parts import wanted_threads
 from scanlib.lengths.numbers import constant_integer
@@ -173,29 +173,20 @@ def _inner_loops(node: Apply, setting: Setting, compiled: bool) -> list[LoopExpl
 
 def _linear(node: Apply, setting: Setting) -> LoopExplanation:
     op: LinearScan = node.op
-    inputs = op.parts(node.inputs)
-    timed = op.coefficient == "steps"
-    role = "sequence" if timed else "non-sequence"
-    matrix, row = inputs.matrix, _row(inputs.initial)
-    shape = _row(matrix) if timed else matrix.type.shape
-    parts = [Part(role, describe_outer(matrix) or "the matrix", matrix.type.dtype, shape)]
-    if inputs.offset is not None:
-        name = describe_outer(inputs.offset) or "the offset"
-        shape = _row(inputs.offset)
-        if len(shape) == len(row):
-            shape = tuple(a if a is not None else b for a, b in zip(shape, row, strict=True))
-        parts.append(Part("sequence", name, inputs.offset.type.dtype, shape))
-    stored = "last rows" if op.untraced else "history"
-    dtype = inputs.initial.type.dtype
-    parts.append(Part("state", "state 0", dtype, row, (-1,), stored, _RECURRENCES[op.semiring]))
+    loop = Loop.from_op(op.scan, node.inputs)
+    parts: list[Any] = [*loop.sequences, *loop.states, *loop.non_sequences]
+    for part in parts:
+        part.name = None  # in the loop it is called by its role
+    name_parts(loop)
     return LoopExplanation(
         op="LinearScan",
         work="a matrix times the state" + " (a vector)" * op.vector,
-        steps=op.steps_of(node).known(),
-        parts=tuple(parts),
-        **setting.running(node, "a kernel for matrix recurrences", _grade_linear(timed)),
-        reverse=op.reverse,
-        **_named(op.name or "linear recurrence", setting),
+        parts=_parts(loop, [_RECURRENCES[op.semiring]]),
+        step=step_formulas(loop),
+        **setting.running(
+            node, "a kernel for matrix recurrences", _grade_linear(op.coefficient == "steps")
+        ),
+        **_common(op.scan, node, setting),
     )
 
 

@@ -6,19 +6,19 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
-from pytensor.graph.traversal import ancestors
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import CAReduce, DimShuffle
+from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.analysis.scalar_values import ScalarValues
 from scanlib.explain.data import Obstacle
 from scanlib.explain.names import name_parts, step_results, titled
+from scanlib.ops.expressions import Expressions
 from scanlib.ops.loop import Loop
 from scanlib.rewrites.lower.lower_elementwise import specialize_body
 from scanlib.rewrites.lower.lower_linear import explain_linear
@@ -141,6 +141,7 @@ def _unfollowed(loop: Loop) -> tuple[list[str], list[Obstacle]]:
 
     Only what values depend on counts, not what gives shapes alone.
     """
+    written = Expressions(depth=6)
     found: dict[Work, dict[Variable, list[str]]] = {}
     for role, name, result in step_results(loop):
         title = f"next value of {titled(role, name)}" if role == "state" else titled(role, name)
@@ -154,7 +155,9 @@ def _unfollowed(loop: Loop) -> tuple[list[str], list[Obstacle]]:
         titles = list(dict.fromkeys(title for own in users.values() for title in own))
         obstacles.append(
             Obstacle(
-                listed(titles, MAX_OPERANDS), f"{work.does} ({_called(variable)})", work.action
+                listed(titles, MAX_OPERANDS),
+                f"{work.does} ({written.value(variable)})",
+                work.action,
             )
         )
     return [work.noun for work in found], obstacles
@@ -173,32 +176,6 @@ def _reached(result: Variable) -> Iterable[Variable]:
             continue
         yield value
         pending += value.owner.inputs
-
-
-def _called(variable: Variable) -> str:
-    """Return an operation with what it is applied to."""
-    op = variable.owner.op
-    core = getattr(op, "core_op", op) if isinstance(op, Blockwise) else op
-    label = str(core) if work_of(op) is _LOOP else str(core).split("{")[0]
-    operands = [text for inp in variable.owner.inputs if (text := _operand(inp)) is not None]
-    return f"{label} of {listed(operands, MAX_OPERANDS)}" if operands else label
-
-
-def _operand(variable: Variable) -> str | None:
-    """Return how a message names an operand; None for a constant."""
-    while variable.owner is not None and isinstance(variable.owner.op, DimShuffle):
-        variable = variable.owner.inputs[0]
-    if isinstance(variable, Constant):
-        return None
-    if variable.owner is None:
-        return f"'{variable.name}'" if variable.name else "an array"
-    leaves = [
-        f"'{leaf.name}'"
-        for leaf in dict.fromkeys(ancestors([variable]))
-        if leaf.owner is None and not isinstance(leaf, Constant) and leaf.name
-    ]
-    shown = leaves[:MAX_OPERANDS] + ["…"] * (len(leaves) > MAX_OPERANDS)
-    return f"f({', '.join(shown)})" if leaves else None
 
 
 def listed(words: list[str], most: int = 99) -> str:

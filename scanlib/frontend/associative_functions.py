@@ -12,6 +12,7 @@ single rows; see `ops.lowered.associative_scan` for the loop that comes of it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytensor.tensor as pt
@@ -20,7 +21,8 @@ from pytensor.graph.basic import Variable
 from scanlib.frontend.arguments import known_to_differ, read_axis
 from scanlib.frontend.builder import add_captured
 from scanlib.frontend.states import type_text
-from scanlib.frontend.step_function import call_function
+from scanlib.frontend.step_function import call_function, step_name
+from scanlib.frontend.trees import Tree, difference, flatten
 from scanlib.frontend.values import as_tensor, read_flag
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import conform, is_tensor, row_type
@@ -28,21 +30,17 @@ from scanlib.ops.loop import Loop, Sequence, State
 from scanlib.ops.row_ops.checked_rows import CheckedValue
 
 
-class _Names(NamedTuple):
-    """What a function and its arguments are called, for messages."""
-
-    function: str
-    elems: str = "elems"
-    axis: str = "axis"
-
-
 class _Elems(NamedTuple):
-    """The arrays to scan, time first; `axis` is where time stood, `kind` what held them."""
+    """The arrays to scan, time first; `axis` is where time stood, `tree` what held them."""
 
     arrays: list[Variable]
     labels: list[str]
     axis: int
-    kind: type | None
+    tree: Tree
+
+    def has_rows(self) -> bool:
+        """Whether there are known to be rows."""
+        return any(x.type.shape[0] for x in self.arrays)
 
 
 def associative_scan(
@@ -54,13 +52,14 @@ def associative_scan(
     ----------
     fn : callable
         Takes two elements, ``fn(earlier, later)``, and returns their combination, of the same
-        shapes and dtypes. An element is one slice of `elems` without the scanned axis: a tensor
-        if `elems` is a tensor, a tuple of tensors otherwise. `fn` must be associative,
+        structure, shapes and dtypes. An element is `elems` with one slice of each tensor in its
+        place, without the scanned axis. `fn` must be associative,
         ``fn(fn(a, b), c) = fn(a, fn(b, c))`` up to rounding; it need not be commutative. This is
         taken on trust. Variables that `fn` uses without being given them become inputs.
-    elems : tensor, array_like, or tuple or list of these
+    elems : tree of tensor or array_like
         The elements, stacked along `axis`: tensors of the same length along it, otherwise of
-        any shapes and dtypes. A list is a list of tensors, not one tensor.
+        any shapes and dtypes; one, or several in tuples, lists, named tuples, dicts and
+        dataclasses, nested as in `loop`. A list is a list of tensors, not one tensor.
     axis : int, optional
         The axis to scan along. A negative axis counts from the end of the first tensor.
     reverse : bool, optional
@@ -69,15 +68,15 @@ def associative_scan(
 
     Returns
     -------
-    variable, or tuple or list of variable
+    tree of variable
         What `elems` is, with the same shapes and dtypes. Element ``t`` combines elements
         ``0 … t``.
 
     Raises
     ------
     TypeError
-        If an argument has the wrong type, or `fn` returns another number of tensors, another
-        rank or another dtype than it was given.
+        If an argument has the wrong type, or `fn` returns another structure, another rank or
+        another dtype than it was given.
     ValueError
         If lengths, or the shapes that `fn` is given and returns, are known to differ.
     numpy.exceptions.AxisError
@@ -107,7 +106,12 @@ def associative_scan(
     >>> pytensor.function([a, b], h)([1, 2, 3], [1, 1, 1])
     array([ 1.,  3., 10.])
     """
-    return _scan(_Names("associative_scan"), fn, elems, axis, reverse)
+    title = "associative_scan"
+    rows = _read_elems(title, elems, axis)
+    values = _build(title, fn, rows, read_flag(title, "reverse", reverse))
+    if not rows.has_rows():
+        values = [y[: rows.arrays[0].shape[0]] for y in values]
+    return rows.tree.build(pt.moveaxis(y, 0, rows.axis) if rows.axis else y for y in values)
 
 
 def associative_reduce(
@@ -122,7 +126,7 @@ def associative_reduce(
 
     Returns
     -------
-    variable, or tuple or list of variable
+    tree of variable
         The last result of `associative_scan`, without the scanned axis. The results before it
         are not stored.
 
@@ -144,92 +148,49 @@ def associative_reduce(
     array([[32., 32.],
            [32., 32.]])
     """
-    return _reduce(_Names("associative_reduce"), fn, elems, axis, reverse)
-
-
-def prefix_scan(x: Any, prefix_func: Callable[..., Any], dim: int, pad_value: Any = 0) -> Any:
-    """Combine all elements up to each one, with the arguments of ``torch_parallel_scan``.
-
-    Parameters
-    ----------
-    x : tensor, array_like, or tuple or list of these
-        The elements, stacked along `dim`.
-    prefix_func : callable
-        As `fn` of `associative_scan`: it takes two single elements, without the axis `dim`.
-    dim : int
-        The axis to scan along.
-    pad_value : float, optional
-        Accepted, without a meaning: any length is scanned as it is, nothing is padded.
-
-    Returns
-    -------
-    variable, or tuple or list of variable
-        ``associative_scan(prefix_func, x, axis=dim)``.
-
-    Notes
-    -----
-    F. A. Heinsen, "An implementation of parallel scan", 2024
-    (https://github.com/glassroom/torch_parallel_scan).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import pytensor, scanlib
-    >>> import pytensor.tensor as pt
-    >>> x = pt.tensor3("x")
-    >>> y = scanlib.prefix_scan(x, pt.matmul, dim=-3)
-    >>> pytensor.function([x], y[:, 0, 0])(np.full((3, 2, 2), 2.0))
-    array([ 2.,  8., 32.])
-    """
-    del pad_value
-    return _scan(_Names("prefix_scan", "x", "dim"), prefix_func, x, dim, False)
-
-
-def reduce_scan(x: Any, reduce_func: Callable[..., Any], dim: int) -> Any:
-    """Combine all elements, with the arguments of ``torch_parallel_scan``.
-
-    This is ``associative_reduce(reduce_func, x, axis=dim)``; see `prefix_scan`.
-
-    Examples
-    --------
-    >>> import pytensor, scanlib
-    >>> import pytensor.tensor as pt
-    >>> x = pt.matrix("x")
-    >>> y = scanlib.reduce_scan(x, pt.maximum, dim=-1)
-    >>> pytensor.function([x], y)([[1, 5, 2], [4, 3, 0]])
-    array([5., 4.])
-    """
-    return _reduce(_Names("reduce_scan", "x", "dim"), reduce_func, x, dim, False)
+    title = "associative_reduce"
+    rows = _read_elems(title, elems, axis)
+    if any(x.type.shape[0] == 0 for x in rows.arrays):
+        raise ValueError(
+            f"{title}: {rows.labels[0]} has length 0 along axis={axis}; there is "
+            "nothing to combine, and no identity to return"
+        )
+    if read_flag(title, "reverse", reverse):
+        # Only loops that run forward do without their history.
+        rows = rows._replace(arrays=[x[::-1] for x in rows.arrays])
+    values = [y[-1] for y in _build(title, fn, rows, False)]
+    if not rows.has_rows():
+        there = pt.gt(rows.arrays[0].shape[0], 0)
+        values = [CheckedValue(IndexError, _NO_ROWS)(value, there) for value in values]
+    return rows.tree.build(iter(values))
 
 
 # Arguments
 
 
-def _read_elems(names: _Names, elems: Any, axis: Any) -> _Elems:
+def _read_elems(title: str, elems: Any, axis: Any) -> _Elems:
     """Read the elements and move the scanned axis to the front."""
-    title = names.function
-    kind = type(elems) if isinstance(elems, list | tuple) else None
-    if kind is not None and not elems:
+    given, tree = flatten(elems)
+    if not given:
         raise ValueError(
-            f"{title}: there is nothing to scan, {names.elems} is an empty {kind.__name__}"
+            f"{title}: there is nothing to scan, elems is an empty {type(elems).__name__}"
         )
-    given = [elems] if kind is None else elems
-    labels = [names.elems if kind is None else f"{names.elems}[{i}]" for i in range(len(given))]
+    labels = tree.paths("elems")
     tensors = [
         as_tensor(value, f"{title}: {label}") for value, label in zip(given, labels, strict=True)
     ]
     labels = [x.name or label for x, label in zip(tensors, labels, strict=True)]
-    position = read_axis(title, axis, tensors[0].type.ndim, labels[0], names.axis)
+    position = read_axis(title, axis, tensors[0].type.ndim, labels[0], "axis")
     for tensor, label in zip(tensors[1:], labels[1:], strict=True):
-        read_axis(title, position, tensor.type.ndim, label, names.axis)
+        read_axis(title, position, tensor.type.ndim, label, "axis")
     arrays = [pt.moveaxis(x, position, 0) if position else x for x in tensors]
     known = known_to_differ(zip(labels, (x.type.shape[0] for x in arrays), strict=True))
     if known:
         text = ", ".join(f"{label} has {length}" for label, length in known)
         raise ValueError(
-            f"{title}: the tensors must have the same length along {names.axis}={axis}, but {text}"
+            f"{title}: the tensors must have the same length along axis={axis}, but {text}"
         )
-    return _Elems(arrays, labels, position, kind)
+    return _Elems(arrays, labels, position, tree)
 
 
 # The body
@@ -241,23 +202,26 @@ def _combined(
     """Call the function once and return what it makes of two elements, checked."""
     if not callable(fn):
         raise TypeError(f"{title}: the function must be callable, got {type(fn).__name__}")
-    elements = (earlier[0], later[0]) if rows.kind is None else (tuple(earlier), tuple(later))
+    elements = [rows.tree.build(iter(earlier)), rows.tree.build(iter(later))]
     texts = ["the earlier element", "the later element"]
     returned = call_function(fn, elements, texts, f"{title}: the function")
-    if rows.kind is None:
-        returned = [returned]
-    else:
-        if not isinstance(returned, list | tuple) or len(returned) != len(earlier):
-            n = len(returned) if isinstance(returned, list | tuple) else None
-            given = f"got {n}" if n is not None else f"got {type(returned).__name__}"
-            raise TypeError(
-                f"{title}: the function must return a tuple of {len(earlier)} tensors, one for "
-                f"each that it is given; {given}"
-            )
+    leaves, given = flatten(returned)
+    if rows.tree.is_leaf:
+        leaves = [returned]
+    elif _as_tuple(given) != _as_tuple(rows.tree):
+        raise TypeError(
+            f"{title}: {step_name(fn)} returns an element of another structure than elems:\n"
+            f"{difference(rows.tree, given)}"
+        )
     return [
         _check_part(title, label, value, like)
-        for label, value, like in zip(rows.labels, returned, earlier, strict=True)
+        for label, value, like in zip(rows.labels, leaves, earlier, strict=True)
     ]
+
+
+def _as_tuple(tree: Tree) -> Tree:
+    """Return a structure in which a list is a tuple: a function may return either."""
+    return replace(tree, kind=tuple) if tree.kind is list else tree
 
 
 def _check_part(title: str, label: str, value: Any, like: Variable) -> Variable:
@@ -320,40 +284,3 @@ _LENGTHS = (
     "`{}` have not"
 )
 _NO_ROWS = "index -1 is out of bounds: the associative scan has no rows, so it has no last one"
-
-
-def _has_rows(rows: _Elems) -> bool:
-    """Whether there are known to be rows."""
-    return any(x.type.shape[0] for x in rows.arrays)
-
-
-def _scan(names: _Names, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
-    rows = _read_elems(names, elems, axis)
-    values = _build(names.function, fn, rows, read_flag(names.function, "reverse", reverse))
-    if not _has_rows(rows):
-        values = [y[: rows.arrays[0].shape[0]] for y in values]
-    return _as_given(rows, [pt.moveaxis(y, 0, rows.axis) if rows.axis else y for y in values])
-
-
-def _reduce(names: _Names, fn: Any, elems: Any, axis: Any, reverse: Any) -> Any:
-    rows = _read_elems(names, elems, axis)
-    if any(x.type.shape[0] == 0 for x in rows.arrays):
-        raise ValueError(
-            f"{names.function}: {rows.labels[0]} has length 0 along {names.axis}={axis}; there is "
-            "nothing to combine, and no identity to return"
-        )
-    if read_flag(names.function, "reverse", reverse):
-        # Only loops that run forward do without their history.
-        rows = rows._replace(arrays=[x[::-1] for x in rows.arrays])
-    values = [y[-1] for y in _build(names.function, fn, rows, False)]
-    if not _has_rows(rows):
-        there = pt.gt(rows.arrays[0].shape[0], 0)
-        values = [CheckedValue(IndexError, _NO_ROWS)(value, there) for value in values]
-    return _as_given(rows, values)
-
-
-def _as_given(rows: _Elems, values: list[Variable]) -> Any:
-    """Return results in what held the arrays: bare, in a list, or in a tuple."""
-    if rows.kind is None:
-        return values[0]
-    return values if issubclass(rows.kind, list) else tuple(values)

@@ -62,9 +62,10 @@ def wanted_type(
     shape = []
     for size, new in zip(state.shape, value.type.shape, strict=True):
         if size not in (None, 1, new) and new is not None:
-            raise TypeError(
-                f"{came}; {'broadcast the returned value' if new == 1 else other_shape}"
-            )
+            fix = "broadcast the returned value" if new == 1 else other_shape
+            if size == 0:
+                fix = "a state keeps its shape; return what is to be collected as an output"
+            raise TypeError(f"{came}; {fix}")
         shape.append(size if size in (None, new) else new)
     return TensorType(mine.name, shape)
 

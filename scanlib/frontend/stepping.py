@@ -15,8 +15,8 @@ import pytensor
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors, io_toposort
-from pytensor.printing import pprint
 
+from scanlib.ops.expressions import Expressions
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.python_loop import PythonLoop
 from scanlib.ops.scan import Scan
@@ -112,7 +112,7 @@ def step_through(result: Variable, values: Mapping[Variable, Any] | None = None)
     ...     print(step.number, float(step.results["state 0"]), step.first_not_finite())
     0 1.0 None
     1 -1.0 None
-    2 nan Sqrt(state 0[t-1])
+    2 nan sqrt(state 0[t-1])
     """
     if not isinstance(result, Variable):
         raise TypeError(
@@ -159,8 +159,8 @@ def _steps(node: Apply, values: dict[Variable, Any]) -> Iterator[Step]:
     walked.step = pytensor.function(
         body, [*results, *computed], mode=_PLAIN, on_unused_input="ignore"
     )
-    # Greek letters are written for LaTeX.
-    texts = [pprint(variable).replace("\\", "") for variable in computed]
+    written = Expressions(depth=len(computed), operands=len(computed) + 1)
+    texts = [written.value(variable) for variable in computed]
     recurrent: list[State | Carry] = [*loop.states, *loop.carries]
     result_names = [part.name or f"state {i}" for i, part in enumerate(recurrent)]
     result_names += [part.name or f"output {i}" for i, part in enumerate(loop.outputs)]

@@ -88,10 +88,10 @@ class PerformsLoop:
 
     _runners: dict[str, Runner]
 
-    def python_loop(self) -> Runner:
+    def python_loop(self, kind: type[PythonLoop] = PythonLoop) -> Runner:
         """Return the plain loop; that of a lowered Op is the loop it was lowered from."""
         op: Any = self
-        return PythonLoop(getattr(op, "scan", op))
+        return kind(getattr(op, "scan", op))
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         choice = config.scanlib__perform

@@ -64,7 +64,7 @@ class LogAddExp(ps.BinaryScalarOp):
         """
 
     def c_code_cache_version(self) -> tuple[str, ...]:
-        return (source_key(__name__),)
+        return (source_key("ops/logaddexp.py"),)
 
     def pullback(
         self, inputs: Sequence[Variable], outputs: Sequence[Variable], gout: Sequence[Variable]

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
-from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.math import Dot
-from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepCountError
+from scanlib.ops.expressions import UNKNOWN, Expressions, operand
 from scanlib.ops.signature import BodyInputs, Labels, Signature
 
-UNKNOWN = "..."  # stands for a value that has no name
 SPECIFIED_SHAPE = "SpecifyShape: axis {} has size {}, expected {}"
-DEPTH = 3  # of the expressions in messages
-MOST_OPERANDS = 4
-SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "true_div": "/", "pow": "**"}
 
 
 def loop_title(name: str | None, function: str = "scan") -> str:
@@ -184,64 +175,26 @@ class NodeMessages:
     def __init__(
         self, prefix: str = "", place: str = "", names: Mapping[Variable, str] | None = None
     ) -> None:
-        self.prefix, self.place, self.names = prefix, place, names or {}
+        self.prefix, self.place, self.expressions = prefix, place, Expressions(names)
 
     def template(self, what: Apply | Variable, detail: str) -> str:
         """Return the template for an error of a node or of an input."""
         if isinstance(what, Apply):
             # Outside of loops, checks say what they say without scanlib.
             says_all = isinstance(what.op, CheckAndRaise) and not self.place
-            text = UNKNOWN if says_all else self._node(what, DEPTH)
+            text = UNKNOWN if says_all else self.expressions.node(what)
         else:
-            text = self._value(what, DEPTH)
+            text = self.expressions.value(what)
         return self._whole("" if text == UNKNOWN else text, detail)
 
     def index(self, array: Variable, index: Variable, axis: int) -> str:
         """Return the template for an index outside of an array; numbers: index, length."""
-        text = f"{_operand(self._value(array, DEPTH))}[{self._value(index, DEPTH)}]"
+        text = f"{operand(self.expressions.value(array))}[{self.expressions.value(index)}]"
         return self._whole(text, out_of_bounds("{}", axis))
 
     def _whole(self, text: str, detail: str) -> str:
         middle = f"{_escaped(text)}{self.place}".strip()
         return f"{self.prefix}{middle}: {detail}" if middle else f"{self.prefix}{detail}"
-
-    def _value(self, variable: Variable, depth: int) -> str:
-        name = self.names.get(variable) or variable.name
-        if name:
-            return name
-        if isinstance(variable, Constant):
-            size = getattr(variable.data, "size", 1)
-            return str(variable.data) if size == 1 else UNKNOWN
-        if variable.owner is None or depth == 0:
-            return UNKNOWN
-        return self._node(variable.owner, depth)
-
-    def _node(self, node: Apply, depth: int) -> str:
-        op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
-        if isinstance(op, TensorFromScalar | ScalarFromTensor):
-            return self._value(node.inputs[0], depth)
-        if isinstance(op, DimShuffle):
-            text = self._value(node.inputs[0], depth)
-            turned = tuple(reversed(range(op.input_ndim)))
-            return f"{_operand(text)}.T" if op.new_order == turned and len(turned) > 1 else text
-        given = [self._value(inp, depth - 1) for inp in node.inputs[:MOST_OPERANDS]]
-        if isinstance(op, Dot):
-            return " @ ".join(map(_operand, given))
-        if isinstance(op, Subtensor):
-            return f"{_operand(given[0])}[{', '.join(given[1:]) or UNKNOWN}]"
-        kind = op.scalar_op if isinstance(op, Elemwise) else op
-        name = getattr(kind, "name", None) or re.sub(
-            r"(?<=[a-z])(?=[A-Z])", "_", type(kind).__name__
-        )
-        if name in SYMBOLS:
-            return f" {SYMBOLS[name]} ".join(map(_operand, given))
-        given += [UNKNOWN] * (len(node.inputs) > MOST_OPERANDS)
-        return f"{name.lower()}({', '.join(given)})"
-
-
-def _operand(text: str) -> str:
-    """Return a text as a part of an expression."""
-    return f"({text})" if re.search(r" [-+*/@]+ (?![^(\[]*[)\]])", text) else text
 
 
 def out_of_bounds(index: object, axis: int) -> str:

@@ -71,6 +71,12 @@ class Labels(NamedTuple):
     outputs: tuple[str | None, ...] = ()
     function: str = "scan"
 
+    def result(self, position: int) -> str:
+        """Return the name of a result, or its role and number."""
+        names = [name or f"state {i}" for i, name in enumerate((*self.states, *self.carries))]
+        names += [name or f"output {i}" for i, name in enumerate(self.outputs)]
+        return names[position]
+
 
 def _split(flat: Sequence, *sizes: int) -> list[list]:
     if len(flat) != sum(sizes):

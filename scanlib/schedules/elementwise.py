@@ -344,13 +344,37 @@ def write_result(kernel: TableReader[L], steps: Value, taken: Value) -> None:
         kernel.out.write_word(place + 1, rows)
 
 
+def checked_steps(kernel: TableReader[T], outer: OuterInputs, messages: Messages) -> Value:
+    """Write the number of steps, and the checks that keep every read inside its array.
+
+    `outer` has the names of the loop's arrays.
+    """
+    loop, w = kernel.loop, kernel.w
+    rows = [kernel.dim(name, 0) for name in outer.sequences]
+    if outer.n_steps is not None:
+        kind, base = loop.inputs[0], kernel.words.inputs[0]
+        address = kernel.out.word(base, POINTER, "n_steps")
+        steps = w.cast(w.load(Type(kind.dtype), address), "int64")
+        with w.when(steps < 0):
+            w.fail(loop.failure("StepCountError", messages.negative_steps(), 1), steps)
+    else:
+        steps = rows[0]
+        for size in rows[1:]:
+            steps = w.select(size < steps, size, steps)
+    for i, size in enumerate(rows):
+        with w.when(size.differs(steps)):
+            code = loop.failure("SequenceLengthError", messages.sequence_length(i), 2)
+            w.fail(code, size, steps)
+    return steps
+
+
 class Checks(TableReader[L]):
     """Writes the checks of a loop's inputs that all schedules have."""
 
     def checked_steps(self) -> Value:
         """Write the checks of steps and rows, and the loop's first words; return the steps."""
         loop, w, words = self.loop, self.w, self.words
-        steps = self.steps()
+        steps = checked_steps(self, loop.outer, loop.messages)
         self.out.write_word(words.steps, steps)
         for word in (words.begin, words.taken):
             self.out.write_word(word, w.constant(0, INT64))
@@ -386,28 +410,6 @@ class Checks(TableReader[L]):
                 dims[0] = capacity + output.extra if output.grows else rows
             for axis, value in enumerate(dims):
                 self.out.write_word(self.words.outputs[number] + 1 + axis, value)
-
-    def steps(self) -> Value:
-        """Write the number of steps, and the checks that keep every read inside its array."""
-        loop, w = self.loop, self.w
-        rows = [self.dim(name, 0) for name in loop.outer.sequences]
-        if loop.outer.n_steps is not None:
-            number = int(loop.outer.n_steps[1:])
-            kind = loop.inputs[number]
-            address = self.out.word(self.words.inputs[number], POINTER, "n_steps")
-            steps = w.cast(w.load(Type(kind.dtype), address), "int64")
-            with w.when(steps < 0):
-                code = loop.failure("StepCountError", loop.messages.negative_steps(), 1)
-                w.fail(code, steps)
-        else:
-            steps = rows[0]
-            for size in rows[1:]:
-                steps = w.select(size < steps, size, steps)
-        for i, size in enumerate(rows):
-            with w.when(size.differs(steps)):
-                message = loop.messages.sequence_length(i)
-                w.fail(loop.failure("SequenceLengthError", message, 2), size, steps)
-        return steps
 
     def space_bytes(self) -> Value:
         """Write how many bytes the rows of states have that are kept in the workspace."""

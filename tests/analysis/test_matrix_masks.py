@@ -5,15 +5,14 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from scanlib.ops.lowered.linear_scan import LinearScan
+from tests.linear import Recurrence
 from tests.modes import MODES
 
 
 def test_errors_of_masks():
-    with pytest.raises(ValueError, match="a mask is for real products"):
-        LinearScan.of("log", has_mask=True)
-    with pytest.raises(TypeError, match="the mask must be a boolean matrix"):
-        LinearScan.of("real", "fixed", has_mask=True)(*[pt.dmatrix() for _ in range(4)])
+    for semiring, mask in (("log", pt.bmatrix()), ("real", pt.dmatrix())):
+        with pytest.raises(TypeError, match="a mask is boolean, for real products"):
+            Recurrence(semiring, "fixed", has_mask=True)(*[pt.dmatrix() for _ in range(3)], mask)
 
 
 @pytest.mark.parametrize("linker", ["numba", "c", "py"])
@@ -23,7 +22,7 @@ def test_errors_of_masks():
 )
 @pytest.mark.parametrize("coefficient", ["fixed", "steps"])
 def test_kernels_leave_masked_items_out(linker, side, vector, untraced, coefficient):
-    op = LinearScan.of("real", coefficient, side, vector, True, untraced=untraced, has_mask=True)
+    op = Recurrence("real", coefficient, side, vector, True, untraced=untraced, has_mask=True)
     state = 2 if vector else 3
     ranks = [3 if coefficient == "steps" else 2, state, state]
     inputs = [pt.tensor(dtype="float64", shape=(None,) * rank) for rank in ranks]

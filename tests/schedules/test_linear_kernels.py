@@ -7,36 +7,36 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from scanlib.backends.handler.functions import function_address
 from scanlib.kernels.python_driver import Runner, compiled_runner
 from scanlib.kernels.verifier import verify
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.lowered.linear_loop import run_in_python
-from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.linear_steps import linear_program
 from tests.kernel_runs import interpreted_entry
+from tests.linear import Recurrence
 
 # A recurrence, the sizes of its states, its batch, its dtype.
 CASES = {
-    "fixed": (LinearScan.of("real", "fixed"), (2, 3, 4, 7), (), "float64"),
-    "fixed, last": (LinearScan.of("real", "fixed", "right", untraced=True), (3, 9), (), "float32"),
-    "fixed, batch": (LinearScan.of("real", "fixed", reverse=True), (1, 4, 19), (2,), "float32"),
-    "steps": (LinearScan.of("real", "steps", reverse=True), (2, 3, 9, 35), (), "float64"),
-    "steps, right": (LinearScan.of("real", "steps", "right"), (4, 6, 17), (), "float32"),
-    "columns": (LinearScan.of("real", "steps", vector=False), (1, 5, 9), (2,), "float64"),
-    "rows": (LinearScan.of("real", "fixed", "right", vector=False), (3, 8), (), "float64"),
-    "complex": (LinearScan.of("real", "steps", "right", vector=False), (3,), (), "complex128"),
-    "mask": (LinearScan.of("real", "fixed", has_mask=True), (3, 9), (), "float64"),
+    "fixed": (Recurrence("real", "fixed"), (2, 3, 4, 7), (), "float64"),
+    "fixed, last": (Recurrence("real", "fixed", "right", untraced=True), (3, 9), (), "float32"),
+    "fixed, batch": (Recurrence("real", "fixed", reverse=True), (1, 4, 19), (2,), "float32"),
+    "steps": (Recurrence("real", "steps", reverse=True), (2, 3, 9, 35), (), "float64"),
+    "steps, right": (Recurrence("real", "steps", "right"), (4, 6, 17), (), "float32"),
+    "columns": (Recurrence("real", "steps", vector=False), (1, 5, 9), (2,), "float64"),
+    "rows": (Recurrence("real", "fixed", "right", vector=False), (3, 8), (), "float64"),
+    "complex": (Recurrence("real", "steps", "right", vector=False), (3,), (), "complex128"),
+    "mask": (Recurrence("real", "fixed", has_mask=True), (3, 9), (), "float64"),
     "mask of steps": (
-        LinearScan.of("real", "steps", "right", has_mask=True),
+        Recurrence("real", "steps", "right", has_mask=True),
         (4, 5),
         (),
         "float64",
     ),
-    "log": (LinearScan.of("log", "fixed"), (2, 3, 4, 11), (), "float64"),
-    "log, batch": (LinearScan.of("log", "fixed", "right", reverse=True), (4, 9), (2,), "float32"),
-    "log, steps": (LinearScan.of("log", "steps"), (3, 9), (), "float64"),
-    "max": (LinearScan.of("max", "steps"), (2, 5, 9), (), "float64"),
-    "min, columns": (LinearScan.of("min", "fixed", vector=False), (3, 9), (), "float32"),
+    "log": (Recurrence("log", "fixed"), (2, 3, 4, 11), (), "float64"),
+    "log, batch": (Recurrence("log", "fixed", "right", reverse=True), (4, 9), (2,), "float32"),
+    "log, steps": (Recurrence("log", "steps"), (3, 9), (), "float64"),
+    "max": (Recurrence("max", "steps"), (2, 5, 9), (), "float64"),
+    "min, columns": (Recurrence("min", "fixed", vector=False), (3, 9), (), "float32"),
 }
 
 
@@ -65,7 +65,7 @@ def program_of(op, values, known):
     shapes = [value.shape if known else (None,) * value.ndim for value in values]
     kinds = zip(values, shapes, strict=True)
     inputs = [pt.tensor(dtype=value.dtype, shape=shape) for value, shape in kinds]
-    return linear_program(op, op.make_node(*inputs))
+    return linear_program(op(*inputs).owner.op, op(*inputs).owner)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known sizes", "unknown sizes"])
@@ -76,6 +76,7 @@ def test_interpreter_and_llvm(name, known):
     programs = {}
     for size in sizes[:2] if known else sizes:
         values = inputs_of(op, size, batch, dtype)
+        given = op.options.in_order(op.parts(values))
         key = size if known else None
         program = programs.setdefault(key, program_of(op, values, known))
         kernels = program.kernels
@@ -83,33 +84,36 @@ def test_interpreter_and_llvm(name, known):
         for kernel in whole:
             verify(kernel)
         entries = (interpreted_entry(kernel, program.words) for kernel in whole)
-        (slow,) = Runner(program, *entries)(*values)
-        (fast,) = compiled_runner(program)(*values)
+        addresses = [function_address(routine) for routine in program.functions]
+        interpreted = Runner(program, *entries)
+        interpreted.functions = addresses
+        (slow,) = interpreted(*given)
+        (fast,) = compiled_runner(program, addresses)(*given)
         np.testing.assert_array_equal(slow.view(np.uint8), fast.view(np.uint8))
-        with np.errstate(all="ignore"):
-            expected = run_in_python(op, op.parts(values))
+        expected = op.walked(values)
         tolerance = 1e-4 if dtype == "float32" else 1e-12
         np.testing.assert_allclose(fast, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_a_failure_ends_the_call():
-    op = LinearScan.of("real", "steps")
+    op = Recurrence("real", "steps")
     matrix, offset, initial = inputs_of(op, 3, (), "float64")
     program = program_of(op, [matrix, offset, initial], False)
-    message = "the matrix has 4 rows in time, the recurrence takes 5 steps"
+    message = "sequence `offset` gives 5 rows, but another sequence of the loop has 4 rows"
     with pytest.raises(SequenceLengthError, match=message):
         compiled_runner(program)(matrix[1:], offset, initial)
 
 
 def test_states_and_products():
     """A program that also writes the products of states and other rows."""
-    op = LinearScan.of("real", "steps", reverse=True)
+    op = Recurrence("real", "steps", reverse=True)
     for size in (2, 3, 5):
         values = inputs_of(op, size, (), "float64", steps=4)
         inputs = [pt.tensor(dtype="float64", shape=(None,) * v.ndim) for v in values]
+        node = op(*inputs).owner
         other = np.random.default_rng(1).normal(size=(5, 2 * size))[:, ::2]
         for outer in ("after", "before"):
-            program = linear_program(op, op.make_node(*inputs), outer)
+            program = linear_program(node.op, node, outer)
             states, products = compiled_runner(program)(*values, other)
             left, right = (states, other) if outer == "after" else (other, states)
             np.testing.assert_allclose(products, left[:, :, None] * right[:, None, :])
@@ -120,7 +124,7 @@ def test_states_and_products():
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timer")
 @pytest.mark.parametrize("size", [4, 40])
 def test_a_long_recurrence_can_be_interrupted(size):
-    op = LinearScan.of("real", "fixed", has_offset=False, has_n_steps=True, untraced=True)
+    op = Recurrence("real", "fixed", has_offset=False, has_n_steps=True, untraced=True)
     n, matrix, initial = pt.lscalar(), pt.dmatrix(), pt.dmatrix()
     function = pytensor.function([n, matrix, initial], op(n, matrix, initial), mode="NUMBA")
     values = np.eye(size) / 2, np.ones((1, size))

@@ -31,9 +31,9 @@ from scanlib.backends.cuda.schedule import choose_linear
 from scanlib.kernels.printers.c import literal
 from scanlib.kernels.scalars import parts_of
 from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.errors import LoopError
 from scanlib.ops.lowered.elemwise_scan import Axes
-from scanlib.ops.lowered.linear_loop import check_shapes, count_steps
-from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.lowered.linear_scan import LinearScan, Parts
 
 Shape = tuple[int, ...]
 REGISTERS = 8  # items of a vector
@@ -89,10 +89,6 @@ class LinearKernels(Kernels):
     Parameters
     ----------
     op : LinearScan
-    dtype : str
-        Of the state.
-    ranks : sequence of int
-        How many axes the matrix and the initial state have.
     size : int
         The rows of the matrix.
 
@@ -108,13 +104,12 @@ class LinearKernels(Kernels):
         If the recurrence has no kernel.
     """
 
-    def __init__(self, op: LinearScan, dtype: str, ranks: tuple[int, ...], size: int) -> None:
-        check_linear(dtype, size)
-        self.op, self.dtype, self.size = op, dtype, size
+    def __init__(self, op: LinearScan, size: int) -> None:
+        check_linear(op.dtype, size)
+        self.op, self.dtype, self.size = op, op.dtype, size
         self.steps = op.coefficient == "steps"
-        matrix_rank, rank = ranks
-        self.batch = op.batch_rank(rank)
-        self.batched = bool(op.matrix_batch_rank(matrix_rank))
+        self.batch = op.batch_rank
+        self.batched = bool(op.matrix_batch_rank)
         self.group = self._group()
         self.columns = size + (op.semiring == "real" and op.has_offset)
         self.threads = max(32, self.group)
@@ -148,12 +143,11 @@ class LinearKernels(Kernels):
         square: Axes = (j, i) if turned else (i, j)
         state: Axes = (i,) if op.vector else (column, i) if turned else (i, column)
         lead = int(self.steps)
-        inputs = [Array("a", dtype, lead, (*(batch if self.batched else ()), *square))]
-        if op.has_offset:
-            inputs.append(Array("b", dtype, 1, (*batch, *state)))
-        inputs.append(Array("x", dtype, 1, (*batch, *state)))
-        if op.has_mask:
-            inputs.append(Array("k", "bool", 0, square))
+        matrix = Array("a", dtype, lead, (*(batch if self.batched else ()), *square))
+        offset, initial = (Array(name, dtype, 1, (*batch, *state)) for name in "bx")
+        mask = Array("k", "bool", 0, square) if op.has_mask else None
+        given = Parts(None, matrix, offset if op.has_offset else None, initial, mask)
+        inputs: list[Array] = op.options.in_order(given)
         vectors: Axes = (*batch, self.batch)
         works = [
             Array("m", computed(dtype), 1, (*vectors, i, j)),
@@ -253,35 +247,75 @@ class LinearKernels(Kernels):
         given = list(zip(strides, rows, strict=True))
         return self.prepared(values, given, sizes.outputs, works, jobs)
 
-    def results(self, given: Any, made: Sequence[Any], *more: Any) -> list[Any]:
-        """Return what the kernels have written."""
-        return list(made)
-
 
 _kernels = lru_cache(maxsize=256)(LinearKernels)  # written once for each size
 
 
-def linear_kernels(
-    op: LinearScan, inputs: Sequence[Any], dtype: str
-) -> tuple[LinearKernels, LinearGeometry]:
-    """Return the kernels for arguments like these, and their sizes.
+class LinearLoop:
+    """The kernels of a matrix recurrence, as `launch.KernelLoop` has those of an elementwise loop.
+
+    Parameters
+    ----------
+    op : LinearScan
 
     Raises
     ------
     NoCCodeError
         If the recurrence has no kernel.
-    ValueError
-        As the recurrence does on other devices.
     """
-    parts = op.parts(inputs)
-    steps = count_steps(op, parts)
-    check_shapes(op, parts)
-    first, *row = parts.initial.shape
-    batch = tuple(row[: op.batch_rank(len(row) + 1)])
-    size, columns = row[len(batch)], 1
-    if not op.vector:
-        size, columns = row[-2:] if op.side != "right" else row[:-3:-1]
-    rows = first if op.untraced or not first else steps + 1
-    ranks = parts.matrix.ndim, parts.initial.ndim
-    kernels = _kernels(op, dtype, ranks, max(size, 1))
-    return kernels, LinearGeometry(steps, size, columns, batch, [(rows, *row)])
+
+    def __init__(self, op: LinearScan) -> None:
+        check_linear(op.dtype)
+        self.op = op
+
+    def kernels(self, sizes: LinearGeometry) -> LinearKernels:
+        """Return the kernels for matrices of a size."""
+        return _kernels(self.op, max(sizes.size, 1))
+
+    def sizes(self, shapes: Sequence[Shape], n_steps: int | None = None) -> LinearGeometry:
+        """Return the sizes of a call, and check that its arguments agree.
+
+        `shapes` are those of the arguments without the number of steps, which is `n_steps` where
+        it is one of them.
+
+        Raises
+        ------
+        NoCCodeError
+            If the recurrence has no kernel.
+        ValueError
+            As the recurrence does on other devices.
+        """
+        op, messages = self.op, self.op.messages()
+        inputs = [*[n_steps] * op.has_n_steps, *shapes]
+        lengths = [shape[0] for shape in op.signature.split_inputs(inputs).sequences]
+        given, types = op.parts(inputs), op.row_types()
+        steps, (first, *row) = messages.count_steps(n_steps, lengths), given.initial
+        if steps or first or op.untraced:
+            messages.check_initial_rows([first])
+        if steps < op.required_steps:
+            raise IndexError(messages.missing_steps())
+        for pair in op.same_sizes():
+            rows = [(getattr(given, name), getattr(types, name).ndim, axis) for name, axis in pair]
+            left, right = (shape[len(shape) - rank :][axis] for shape, rank, axis in rows)
+            if left != right:
+                raise LoopError(op.sizes_differ(), left, right)
+        batch, size, columns = tuple(row[: op.batch_rank]), row[op.batch_rank], 1
+        if not op.vector:
+            size, columns = row[-2:] if op.side != "right" else row[:-3:-1]
+        check_linear(op.dtype, size)
+        outputs = [(first if op.untraced or not first else steps + 1, *row)]
+        return LinearGeometry(steps, size, columns, batch, outputs)
+
+    def call(
+        self, sizes: LinearGeometry, strides: Sequence[tuple[int, ...]], processors: int
+    ) -> Call:
+        """Return how the kernels are called; see `LinearKernels`."""
+        return self.kernels(sizes).call(sizes, strides, processors)
+
+    def results(self, given: Any, made: Sequence[Any], *more: Any) -> list[Any]:
+        """Return what the kernels have written."""
+        return list(made)
+
+    def checked(self, results: list[Any], steps: int) -> list[Any]:
+        """Return the results: all checks were made before."""
+        return results

@@ -10,7 +10,6 @@ from scanlib.backends.jax import (
     associative,
     compiled_loops,
     graph_functions,
-    linear,
     row_ops,
 )
 
@@ -25,6 +24,5 @@ __all__ = [
     "combines_in_trees",
     "compiled_loops",
     "graph_functions",
-    "linear",
     "row_ops",
 ]

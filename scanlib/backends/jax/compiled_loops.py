@@ -1,5 +1,5 @@
-"""`Scan` and `ElemwiseScan` under JAX: compiled loops on the CPU, elementwise ones kernels on CUDA
-devices, else `lax.scan`, or `lax.while_loop`.
+"""Loops under JAX: compiled on the CPU, on CUDA devices kernels (elementwise loops and matrix
+recurrences), else `lax.scan`, or `lax.while_loop`.
 
 The compiled loop (`scanlib.backends.jax.kernels`) and the kernels (`scanlib.backends.jax.cuda`) run
 a number of steps that JAX knows when it compiles, or at most so many where a condition ends the
@@ -11,6 +11,7 @@ lengths of those that are `Bounded`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,11 +21,13 @@ from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.cuda.launch import KernelLoop
+from scanlib.backends.cuda.linear import LinearLoop
 from scanlib.backends.jax.body import array_of
 from scanlib.backends.jax.bounded import Bounded, has_unknown_rows
 from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
 from scanlib.backends.jax.kernels import (
     call_target,
+    in_own_dtypes,
     is_compiled,
     known_numbers,
     results_like,
@@ -37,38 +40,45 @@ from scanlib.backends.jax.loops import JAXLoop, count_steps, single
 from scanlib.backends.jax.mesh_axes import check_whole, varying
 from scanlib.backends.jax.partitioned import loop_factors, part_of
 from scanlib.backends.jax.platforms import on_platforms
-from scanlib.backends.jax.windows import Window, windows
+from scanlib.backends.jax.windows import sliced, windows
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 
 @jax_funcify.register(Scan)
 @jax_funcify.register(ElemwiseScan)
-def funcify_loop(op: Scan | ElemwiseScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+@jax_funcify.register(LinearScan)
+def funcify_loop(
+    op: Scan | ElemwiseScan | LinearScan, node: Apply, **kwargs: Any
+) -> Callable[..., Any]:
     """Return the JAX function of a loop."""
-    is_elementwise = isinstance(op, ElemwiseScan)
-    loop = JAXLoop(op.scan if is_elementwise else op, node)
-    kernels = kernels_for(op, node) if is_elementwise else None
+    is_linear = isinstance(op, LinearScan)
+    loop = JAXLoop(op if isinstance(op, Scan) else op.scan, node, "highest" if is_linear else None)
+    kernels = kernels_for(op, node)
     has_code = kernels is not None or is_compiled(op, node)
     read = op.signature.split_inputs(node.inputs).sequences
 
     def scan(*inputs: Any) -> Any:
         outer = op.signature.split_inputs(inputs)
         check_whole(loop.title, zip(read, outer.sequences, strict=True))
-        if has_code and not any(map(has_unknown_rows, inputs)):
+        is_known = not any(map(has_unknown_rows, inputs))
+        if is_known and is_linear and op.is_empty(inputs):
+            return sliced(outer.initials[0])
+        if has_code and is_known:
             steps = count_steps(outer.n_steps, outer.sequences, loop.title).known
             if steps is not None and (steps < 2**31 or not op.signature.has_stop):
                 return single(run_compiled(op, node, loop, kernels, inputs))
-        return single(loop(*(v.rows() if isinstance(v, Window) else v for v in inputs)))
+        return single(loop(*map(sliced, inputs)))
 
     return scan
 
 
 def run_compiled(
-    op: Scan | ElemwiseScan,
+    op: Scan | ElemwiseScan | LinearScan,
     node: Apply,
     loop: JAXLoop,
-    kernels: KernelLoop | None,
+    kernels: KernelLoop | LinearLoop | None,
     inputs: tuple[Any, ...],
 ) -> list[Any]:
     """Run a loop of a known number of steps, or of a greatest one, by compiled code or kernels."""
@@ -103,8 +113,9 @@ def run_compiled(
         return None if is_empty else sizes
 
     def run_kernels(*arguments: Any) -> list[Any]:
-        given = own(arguments)[has_steps:]
-        found = call_kernels(kernels, cuda_sizes(arguments), given, places)
+        call = partial(call_kernels, kernels, cuda_sizes(arguments), places)
+        dtypes = [variable.type.dtype for variable in node.inputs[has_steps:]]
+        found = in_own_dtypes(call, own(arguments)[has_steps:], dtypes)
         return loop.as_stopped(taken, found) if stops else found[: len(node.outputs)]
 
     factors = None if stops else loop_factors(op, int(count > 0))
@@ -127,12 +138,13 @@ def run_compiled(
         return [*like(*arguments), *varying(lengths, arguments)]
 
     def run_target(*arguments: Any) -> list[Any]:
-        _, target = target_of(arguments)
+        fit, target = target_of(arguments)
         assert target is not None
         like = jax.eval_shape(results, *arguments)[: len(node.outputs)]
+        found = call_target(fit, target, [array.shape for array in like], arguments)
         if not stops:
-            return call_target(op, target, like, arguments)
-        *found, words = call_target(op, target, [*like, STEPS_TAKEN], arguments)
+            return found
+        *found, words = found
         return loop.as_stopped(taken, [*found, words[0]])
 
     target = target_for(op, node)
@@ -151,6 +163,3 @@ def run_compiled(
         rows if origin is None else Bounded(rows, next(lengths), origin[0])
         for rows, origin in zip(found, origins, strict=False)
     ]
-
-
-STEPS_TAKEN = jax.ShapeDtypeStruct((2,), jnp.int32)  # one number of 64 bits

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 from pytensor.tensor.type import TensorType
 
 from scanlib.backends.cuda.launch import Geometry, KernelLoop, Kernels
-from scanlib.backends.cuda.linear import check_linear, linear_kernels
+from scanlib.backends.cuda.linear import LinearLoop
 from scanlib.backends.cuda.nvidia import (
     LIBRARY,
     KernelCompileError,
@@ -33,62 +34,28 @@ from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.jax.handlers import load_handler
 from scanlib.backends.jax.kernels import arrays_of
 from scanlib.backends.jax.mesh_axes import varying
-from scanlib.backends.jax.narrow import kept_dtype, narrowed
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.scan import Scan
 
 TARGET = "scanlib_cuda_loop"
 PROCESSORS = 132  # of a device that is not there when JAX compiles for it
 
 
-def kernels_for(op: ElemwiseScan, node: Apply) -> KernelLoop | None:
+def kernels_for(
+    op: Scan | ElemwiseScan | LinearScan, node: Apply
+) -> KernelLoop | LinearLoop | None:
     """Return the kernels of a loop, None if it has none or they are not wanted."""
-    if not _are_wanted(node):
+    if isinstance(op, Scan) or not _are_wanted(node):
         return None
     try:
-        kernels = KernelLoop(narrowed(op))
+        if isinstance(op, LinearScan):
+            return LinearLoop(op)
+        kernels = KernelLoop(op)
     except NoCCodeError:
         return None
-    wide = kept_dtype(np.int64) == "int64"
-    if not wide and len(kernels.parameters.outputs) > len(node.outputs):
-        return None  # what comes beside the results holds numbers of 64 bits
     return kernels if _are_ready(kernels) else None
-
-
-def has_linear_kernels(node: Apply) -> bool:
-    """Whether a matrix recurrence has kernels, unless its matrix is too large."""
-    try:
-        check_linear(node.outputs[0].type.dtype)
-    except NoCCodeError:
-        return False
-    return _are_wanted(node)
-
-
-def call_linear(op: LinearScan, inputs: Sequence[Any]) -> Callable[..., list[Any]] | None:
-    """Return the function that runs a matrix recurrence on arguments like these, or None.
-
-    Parameters
-    ----------
-    op : LinearScan
-    inputs : sequence
-        The arguments, and the number of steps as an integer where it is one of them.
-
-    Returns
-    -------
-    callable or None
-        None if the matrix is too large, or the arguments do not fit: `lax.scan` says what is wrong.
-    """
-    try:
-        dtype = np.dtype(op.parts(inputs).initial.dtype).name
-        kernels, sizes = linear_kernels(op, inputs, dtype)
-    except (NoCCodeError, ValueError, IndexError):
-        return None
-    if not _are_ready(kernels):
-        return None
-    first = int(op.has_n_steps)
-    places = np.zeros((0, 2), np.int64)
-    return lambda *arrays: call_kernels(kernels, sizes, arrays[first:], places)
 
 
 def _are_wanted(node: Apply) -> bool:
@@ -165,8 +132,8 @@ def keep(kernels: Kernels) -> str:
 
 
 def sizes_of(
-    kernels: KernelLoop, arrays: Sequence[Any], places: np.ndarray, steps: int | None
-) -> Geometry | None:
+    kernels: KernelLoop | LinearLoop, arrays: Sequence[Any], places: np.ndarray, steps: int | None
+) -> Any:
     """Return the sizes of a loop; None if its arguments do not fit: `lax.scan` says what is wrong.
 
     Parameters
@@ -184,28 +151,32 @@ def sizes_of(
     for k, (_, length) in enumerate(places.tolist()):
         shapes[k] = (length, *shapes[k][1:])
     try:
-        return kernels.sizes(shapes, steps)
+        sizes = kernels.sizes(shapes, steps)
     except (NoCCodeError, ValueError, IndexError):
         return None
+    if isinstance(sizes, Geometry):
+        return sizes
+    assert isinstance(kernels, LinearLoop)
+    return sizes if _are_ready(kernels.kernels(sizes)) else None
 
 
-def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.ndarray) -> list[Any]:
+def call_kernels(kernels: Any, sizes: Any, places: np.ndarray, *arrays: Any) -> list[Any]:
     """Return the results of a loop, computed by its kernels.
 
     Parameters
     ----------
-    kernels : KernelLoop or LinearKernels
+    kernels : KernelLoop or LinearLoop
     sizes : Geometry or LinearGeometry
-    arrays : sequence
-        The arguments, without the number of steps.
     places : ndarray
         For each of the first arguments, the first row that is read and the number of rows.
+    *arrays : jax.Array
+        The arguments, without the number of steps, in the dtypes of the loop.
     """
     strides = [contiguous(tuple(x.shape), x.dtype.itemsize) for x in arrays]
     call = kernels.call(sizes, strides, processors())
     made = [
         jax.ShapeDtypeStruct(shape, np.dtype(array.dtype))
-        for shape, array in zip(call.shapes, kernels.parameters.outputs, strict=True)
+        for shape, array in zip(call.shapes, call.kernels.parameters.outputs, strict=True)
     ]
     words = list(call.words)
     for k, (first, _) in enumerate(places.tolist()):
@@ -220,9 +191,5 @@ def call_kernels(kernels: Any, sizes: Any, arrays: Sequence[Any], places: np.nda
         slots=np.array(call.slots, np.int64),
         launches=np.array(launches or [0], np.int64),
     )
-    results = kernels.results(arrays, found[: len(made)], sizes, _converted)
+    results = kernels.results(arrays, found[: len(made)], sizes, lax.convert_element_type)
     return varying(results, list(arrays))
-
-
-def _converted(array: Any, dtype: str) -> Any:
-    return array.astype(kept_dtype(np.dtype(dtype)))

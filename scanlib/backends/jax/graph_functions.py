@@ -4,7 +4,7 @@ While JAX traces, a node gets what it is given, and that decides what it does:
 
 * what is computed from known numbers is a known number (`known_numbers`);
 * where an array of unknown length comes in, or a number that decides one, a rule of `rows` is it;
-* a slice that only compiled loops read is a `Window`;
+* a slice that a compiled loop reads is a `Window`, for that loop;
 * everything else is PyTensor's own function.
 """
 
@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import AbstractFunctionGraph
 from pytensor.link.jax.dispatch.basic import jax_funcify, jax_typify
@@ -23,7 +24,7 @@ from scanlib._compat.jax import fgraph_to_python
 from scanlib.backends.jax.bounded import Bounded, UnknownLengthError, number_of
 from scanlib.backends.jax.known_numbers import computed, may_be_known, with_bounds
 from scanlib.backends.jax.rows import ALWAYS, refuse, rule_of
-from scanlib.backends.jax.windows import funcify_slice, slices_read_in_place
+from scanlib.backends.jax.windows import LOOPS, funcify_slice, sliced, slices_read_in_place
 from scanlib.lengths.known import is_scalar
 from scanlib.ops.linker_features import holds_scanlib_ops, needs_known_lengths
 
@@ -39,11 +40,22 @@ def funcify_graph(fgraph: AbstractFunctionGraph, **kwargs: Any) -> Callable[...,
 
     def convert(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
         function = funcify_node(op, node, **kwargs)
-        return funcify_slice(node, function) if node in in_place else function
+        if node in in_place:
+            return funcify_slice(node, function)
+        if isinstance(op, LOOPS) or not in_place:
+            return function
+        return lambda *inputs: function(*map(sliced, inputs))
 
     kwargs = {"fgraph_name": "jax_funcified_fgraph", **kwargs}
     kwargs.pop("node", None)
-    return fgraph_to_python(fgraph, convert, type_conversion_fn=jax_typify, **kwargs)
+    return fgraph_to_python(fgraph, convert, type_conversion_fn=typify, **kwargs)
+
+
+def typify(data: Any, **kwargs: Any) -> Any:
+    """Return a constant as JAX's; arrays without the program that `jnp.array` compiles for each."""
+    if isinstance(data, np.ndarray) and data.ndim:
+        return jax.device_put(data)
+    return jax_typify(data, **kwargs)
 
 
 def funcify_node(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:

@@ -2,6 +2,9 @@
 
 A loop's program (`scanlib.kernels.program`) is called by one handler, which looks it up by its key.
 Where there is no compiler for the handler, or a loop has no program, it is `lax.scan`.
+
+Where JAX has no numbers of 64 bits, which it has not with ``floatX=float32``, an array of ``int64``
+comes as ``int32``. Kernels read and write the dtypes of the loop: `in_own_dtypes` converts.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from weakref import WeakKeyDictionary
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import TensorType
@@ -21,13 +25,13 @@ from scanlib.backends.handler.programs import program_of, program_of_node, regis
 from scanlib.backends.jax.bounded import static_int
 from scanlib.backends.jax.handlers import TARGET, program_handler, register_program
 from scanlib.backends.jax.mesh_axes import varying
-from scanlib.backends.jax.narrow import kept_dtype, narrowed, narrowed_linear
 from scanlib.kernels.program import LoopProgram
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 KINDS = "biufc"  # of dtypes that handlers know
+STEPS_TAKEN = jax.ShapeDtypeStruct((2,), np.int32)  # one number of 64 bits
 
 
 Loop = Scan | ElemwiseScan | LinearScan
@@ -50,13 +54,10 @@ def _new_program(op: Loop, node: Apply) -> LoopProgram | None:
     if config.scanlib__perform != "auto" or not config.cxx or not _has_plain_types(node):
         return None
     if isinstance(op, LinearScan):
-        return program_of_node(narrowed_linear(node))
+        return program_of_node(node)
     if op.signature.has_stop and op.signature.required_steps > 1:
         return None  # JAX raises no errors where there are fewer: it marks what is missing
-    if isinstance(op, ElemwiseScan):
-        return program_of(narrowed(op))
-    kept = all(kept_dtype(v.type.dtype) == v.type.dtype for v in arrays_of(node))
-    return program_of(op) if kept else None
+    return program_of(op)
 
 
 def target_for(op: Loop, node: Apply) -> str | None:
@@ -74,16 +75,29 @@ def words_of(numbers: Any) -> np.ndarray:
     return np.asarray(numbers, np.int64).reshape(-1).view(np.int32)
 
 
+def kept_dtype(dtype: Any) -> str:
+    """Return the name of the dtype that JAX gives to values of a dtype."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype)).name
+
+
+def in_own_dtypes(
+    call: Callable[..., Sequence[Any]], arrays: Sequence[Any], dtypes: Sequence[Any]
+) -> list[Any]:
+    """Return what a call makes of arrays converted to dtypes, in the dtypes that JAX keeps."""
+    with jax.enable_x64(True):
+        pairs = zip(arrays, dtypes, strict=True)
+        found = call(*(lax.convert_element_type(array, dtype) for array, dtype in pairs))
+    return [lax.convert_element_type(result, kept_dtype(result.dtype)) for result in found]
+
+
 def arrays_of(node: Apply) -> list[Variable]:
     """Return the inputs of a loop without its number of steps, and its results."""
     return [*node.inputs[int(node.op.has_n_steps) :], *node.outputs]
 
 
 def _has_plain_types(node: Apply) -> bool:
-    """Whether all arrays have dtypes that handlers know.
-
-    Loops are `narrowed` to those that JAX keeps. A number of steps is given as `words_of` it.
-    """
+    """Whether all arrays have dtypes that handlers know; a number of steps is given as `words_of`
+    it."""
     for variable in arrays_of(node):
         if not isinstance(variable.type, TensorType):
             return False
@@ -98,8 +112,6 @@ def windows_of(op: Loop) -> tuple[int, int]:
 
     Slices of histories enter gradient loops. XLA would copy them.
     """
-    if isinstance(op, LinearScan):
-        return 0, 0
     return op.signature.n_sequences, int(op.has_n_steps)
 
 
@@ -156,9 +168,30 @@ def results_like(
     return results
 
 
-def call_target(op: Loop, target: str, results: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Return the results of a compiled loop, given the key of its program, and their shapes and
-    dtypes."""
-    plain = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
-    call = jax.ffi.ffi_call(TARGET, plain, vmap_method="sequential")
-    return list(call(*inputs, program=target, first=np.int64(windows_of(op)[1])))
+def call_target(
+    node: Apply, target: str, shapes: Sequence[Any], inputs: Sequence[Any]
+) -> list[Any]:
+    """Return the results of a compiled loop, and how many steps it took if it may stop.
+
+    Parameters
+    ----------
+    node : Apply
+    target : str
+        The key of its program.
+    shapes : sequence
+        Those of the results.
+    inputs : sequence
+        With the number of steps as `words_of` it, and behind them which rows are read.
+    """
+    made = list(map(jax.ShapeDtypeStruct, shapes, [out.type.dtype for out in node.outputs]))
+    if node.op.steps_of(node).may_stop:
+        made.append(STEPS_TAKEN)
+    dtypes = [array.dtype for array in inputs]
+    first = int(node.op.has_n_steps)
+    dtypes[first : len(node.inputs)] = [v.type.dtype for v in node.inputs[first:]]
+
+    def call(*arrays: Any) -> Any:
+        run = jax.ffi.ffi_call(TARGET, made, vmap_method="sequential")
+        return run(*arrays, program=target, first=np.int64(windows_of(node.op)[1]))
+
+    return in_own_dtypes(call, inputs, dtypes)

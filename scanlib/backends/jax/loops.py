@@ -14,6 +14,7 @@ buffers as long as the loop can get, in the order of the steps. Its histories ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -92,10 +93,12 @@ class JAXLoop:
     op : Scan
     node : Apply
         Whose inputs are those of the loop.
+    precision : str, optional
+        That of products in a step, `jax.default_matmul_precision`; the user's without it.
     """
 
-    def __init__(self, op: Scan, node: Apply) -> None:
-        self.op, self.node = op, node
+    def __init__(self, op: Scan, node: Apply, precision: str | None = None) -> None:
+        self.op, self.node, self.precision = op, node, precision
         self.signature = op.signature
         self.messages = Messages(op.signature, op.labels, op.name)
         self.inner = op.signature.split_body_inputs(op.body.inputs)
@@ -173,9 +176,10 @@ class JAXLoop:
             for window, offsets in zip(windows, self.signature.taps, strict=True)
             for offset in offsets
         ]
-        found = self.signature.split_body_outputs(
-            self.function(*rows, *taps, *carries, *non_sequences)
-        )
+        wanted = self.precision
+        with jax.default_matmul_precision(wanted) if wanted else nullcontext():
+            values = self.function(*rows, *taps, *carries, *non_sequences)
+        found = self.signature.split_body_outputs(values)
         states = tuple(
             array_of(value, taps[0])
             for value, taps in zip(found.states, self.inner.taps, strict=True)

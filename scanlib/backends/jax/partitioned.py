@@ -270,7 +270,7 @@ def _new_part(node: Apply, factors: Factors) -> Apply | bool | None:
 # What may be cut
 
 
-def loop_factors(op: Scan | ElemwiseScan, extra: int) -> Factors | None:
+def loop_factors(op: Scan | ElemwiseScan | LinearScan, extra: int) -> Factors | None:
     """Return along which axes a loop may be cut.
 
     `extra` inputs come behind its own. None for loops that end by a condition, or whose
@@ -278,8 +278,8 @@ def loop_factors(op: Scan | ElemwiseScan, extra: int) -> Factors | None:
     """
     if op.signature.has_stop:
         return None
-    if isinstance(op, Scan):
-        return _step_factors(op, extra)
+    if not isinstance(op, ElemwiseScan):
+        return _step_factors(op if isinstance(op, Scan) else op.scan, extra)
     return None if has_positions(op.body.outputs) else _channel_factors(op, extra)
 
 
@@ -359,6 +359,8 @@ def axes_kept(node: Apply) -> Iterator[tuple[Variable, int | None, Variable, int
         pairs = zip(arrays, (0, 1), (0, out.type.ndim - 1), strict=True)
         kept = [(v, i, k) for v, i, k in pairs if v.type.ndim == 2]
     elif isinstance(op, Blockwise):
+        if isinstance(op.core_op, Dot):
+            kept = [(v, out.type.ndim - 2 + i, out.type.ndim - 2 + i) for i, v in enumerate(arrays)]
         for variable in node.inputs:
             ones = enumerate(variable.type.broadcastable[: op.batch_ndim(node)])
             kept += [(variable, axis, axis) for axis, one in ones if not one]
@@ -408,24 +410,3 @@ def _channel_factors(op: ElemwiseScan, extra: int) -> Factors:
         if axes
     ]
     return Factors((*inputs, *[(None,)] * extra), tuple(outputs), tuple(sums))
-
-
-def linear_factors(op: LinearScan, ranks: Sequence[int]) -> Factors:
-    """Return along which axes a matrix recurrence may be cut: its batch, and columns of states.
-
-    Parameters
-    ----------
-    ranks : sequence
-        The number of dimensions of each input.
-    """
-    parts = op.parts(ranks)
-    batch = tuple(f"b{k}" for k in range(op.batch_rank(parts.initial)))
-    item: Axes = (None,)
-    if not op.vector:
-        item = (None, "m") if op.side == "left" else ("m", None)
-    row = (*batch, *item)
-    timed: Axes = (None,) if op.coefficient == "steps" else ()
-    own = batch if op.matrix_batch_rank(parts.matrix) else ()
-    matrix = (*timed, *own, None, None)
-    arrays = type(parts)((None,), matrix, (None, *row), (None, *row), (None, None))
-    return Factors(tuple(op.join(arrays)), ((None, *row),), ())

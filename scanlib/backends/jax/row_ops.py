@@ -19,7 +19,7 @@ from scanlib.backends.jax.bounded import (
 )
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
-from scanlib.ops.row_ops.checked_rows import CheckedPlaces, CheckedRows
+from scanlib.ops.row_ops.checked_rows import CheckedPlaces, CheckedRows, CheckedValue
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
 from scanlib.ops.row_ops.step_products import StepProducts
@@ -99,6 +99,18 @@ def funcify_checked_places(op: CheckedPlaces, node: Apply, **kwargs: Any) -> Cal
         return places
 
     return checked_places
+
+
+@jax_funcify.register(CheckedValue)
+def funcify_checked_value(op: CheckedValue, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the function that raises for a condition which is known when JAX compiles."""
+
+    def checked_value(value: Any, *conditions: Any) -> Any:
+        if any(static_int(condition) == 0 for condition in conditions):
+            raise op.exc_type(op.msg)
+        return value
+
+    return checked_value
 
 
 @jax_funcify.register(CheckedRows)

@@ -216,10 +216,7 @@ class ShardedFunction:
         if any(isinstance(value, Timed) for value in given):
             if not isinstance(node.op, LOOPS):
                 return run_op(node, given, cut)
-            if isinstance(node.op, LinearScan):
-                sequences = node.op.steps(node.op.parts(given)).sequences
-            else:
-                sequences = node.op.signature.split_inputs(given).sequences
+            sequences = node.op.signature.split_inputs(given).sequences
             if any(isinstance(value, Timed) for value in sequences):
                 return run_loop(node, given, cut, self.in_turn, self.loops)
             for k, value in enumerate(given):

@@ -26,7 +26,7 @@ algorithms", 1986. For layers of networks: A. Katharopoulos et al., "Transformer
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from types import SimpleNamespace
@@ -44,14 +44,12 @@ from pytensor.tensor.type import TensorType
 
 from scanlib.backends.jax.body import function_of
 from scanlib.backends.jax.bounded import static_int
-from scanlib.backends.jax.linear import product
 from scanlib.backends.jax.time_pieces import Cut, Pieces, Timed, TimeShardingError, plain
 from scanlib.ops.logaddexp import log_add_exp
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.loop import Sequence as Rows
 from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan, Recurrence
-from scanlib.ops.lowered.linear_loop import next_state
-from scanlib.ops.lowered.linear_scan import LinearScan, Parts
+from scanlib.ops.lowered.linear_scan import LinearOptions, LinearScan, Parts, history_of, next_state
 from scanlib.ops.lowered.positions import has_positions
 from scanlib.ops.messages import loop_title
 from scanlib.ops.scan import Scan
@@ -501,7 +499,7 @@ def run_linear(node: Apply, inputs: Sequence[Any], cut: Cut, report: list[Spread
             f"semiring, have no summary; cut channels or the batch, not the axis {cut.axis!r}"
         )
     initial = jnp.asarray(parts.initial)
-    walk = op.with_options(has_n_steps=False, required_steps=0, untraced=False)
+    walk = replace(op.options, required_steps=0, untraced=False)
     parts = parts._replace(n_steps=None, initial=initial)
     parts = parts._replace(**{n: pieces.split(getattr(parts, n)) for n in timed})
     axes = Parts(**{name: 0 if name in timed else None for name in Parts._fields})
@@ -522,8 +520,8 @@ def run_linear(node: Apply, inputs: Sequence[Any], cut: Cut, report: list[Spread
         entry = pieces.fold(_packed(summary, cut.gathered), start, apply)
         report[-1].add("summaries gathered", 1, pieces.count * _numbers(summary))
     entry = jnp.where(pieces.is_first(entry), start, entry)
-    given = parts._replace(initial=entry[:, None])
-    found = _run_linear(walk, given, axes._replace(initial=0))
+    run = partial(_run_linear, walk)
+    found = jax.vmap(run, (axes._replace(initial=0),))(parts._replace(initial=entry[:, None]))
     rows = found[:, :-1] if op.reverse else found[:, 1:]
     history = Timed(pieces.join(rows), 0, initial, op.reverse)
     if not op.untraced:
@@ -535,34 +533,36 @@ def run_linear(node: Apply, inputs: Sequence[Any], cut: Cut, report: list[Spread
 _linear: dict[Any, Any] = {}
 
 
-def _run_linear(op: LinearScan, parts: Parts, axes: Parts | None = None) -> Any:
-    """Return the history of a recurrence; of many, along the axes that are not None."""
-    arrays = [jnp.asarray(value) for value in op.join(parts)]
-    which = [None] * len(arrays) if axes is None else op.join(axes)
-    ranks = [a.ndim - (axis is not None) for a, axis in zip(arrays, which, strict=True)]
-    key = (op, *zip(ranks, (str(a.dtype) for a in arrays), strict=True))
+def _run_linear(options: LinearOptions, parts: Parts) -> Any:
+    """Return the history of a recurrence."""
+    given = Parts(*(None if value is None else jnp.asarray(value) for value in parts))
+    key = options, *((value.ndim, str(value.dtype)) for value in options.in_order(given))
+    key = (key, *(value is None for value in given))
     if key not in _linear:
-        kinds = [
-            TensorType(str(a.dtype), shape=(None,) * n)()
-            for a, n in zip(arrays, ranks, strict=True)
-        ]
-        _linear[key] = function_of(kinds, [op(*kinds)])
-    run = _linear[key]
-    return (run if axes is None else jax.vmap(run, tuple(which)))(*arrays)[0]
+        kinds = Parts(
+            *(
+                None if value is None else TensorType(str(value.dtype), (None,) * value.ndim)()
+                for value in given
+            )
+        )
+        _linear[key] = function_of(options.in_order(kinds), [history_of(options, kinds)])
+    return _linear[key](*options.in_order(given))[0]
 
 
-def _identity(op: LinearScan, size: int, dtype: Any) -> Any:
+def _identity(semiring: str, size: int, dtype: Any) -> Any:
     eye = jnp.eye(size, dtype=dtype)
-    if op.semiring == "real":
+    if semiring == "real":
         return eye
-    return jnp.where(eye == 1, 0, jnp.inf if op.semiring == "min" else -jnp.inf).astype(dtype)
+    return jnp.where(eye == 1, 0, jnp.inf if semiring == "min" else -jnp.inf).astype(dtype)
 
 
-def _linear_summary(op: LinearScan, parts: Parts, pieces: Pieces) -> Summary:
+def _linear_summary(options: LinearOptions, parts: Parts, pieces: Pieces) -> Summary:
     """Return the matrices of a piece's steps, composed, and what it makes of the state zero."""
-    matrix, timed = jnp.asarray(parts.matrix), op.coefficient == "steps"
-    if op.semiring != "real" and op.has_offset:  # adding is multiplying
-        offset = parts.offset[..., :, None] if op.side == "left" else parts.offset[..., None, :]
+    matrix, timed = jnp.asarray(parts.matrix), options.coefficient == "steps"
+    if options.semiring != "real" and parts.offset is not None:  # adding is multiplying
+        offset = (
+            parts.offset[..., :, None] if options.side == "left" else parts.offset[..., None, :]
+        )
         matrix = matrix if timed else matrix[None]
         lost = offset.ndim - matrix.ndim
         matrix = matrix.reshape(len(matrix), *[1] * lost, *matrix.shape[1:]) + offset
@@ -570,21 +570,30 @@ def _linear_summary(op: LinearScan, parts: Parts, pieces: Pieces) -> Summary:
 
     def composed(matrix: Any, side: str) -> Any:
         if not timed:
-            return _power(op.semiring, matrix, pieces.rows)
+            return _power(options.semiring, matrix, pieces.rows)
         size = matrix.shape[-1]
         first = jnp.broadcast_to(
-            _identity(op, size, matrix.dtype), (1, *matrix.shape[1:-2], size, size)
+            _identity(options.semiring, size, matrix.dtype),
+            (1, *matrix.shape[1:-2], size, size),
         )
-        walk = op.with_options(
-            coefficient="steps", side=side, vector=False, has_offset=False, untraced=True
-        )
+        walk = replace(options, coefficient="steps", side=side, vector=False, untraced=True)
         return _run_linear(walk, Parts(None, matrix, None, first, parts.mask))[0]
 
-    found = [composed(matrix, "left" if op.side != "right" else "right")]
-    if op.semiring == "real" and op.has_offset:
+    found = [composed(matrix, options.side)]
+    if options.semiring == "real" and parts.offset is not None:
         empty = parts._replace(initial=jnp.zeros_like(parts.initial))
-        found.append(_run_linear(op.with_options(untraced=True), empty)[0])
+        found.append(_run_linear(replace(options, untraced=True), empty)[0])
     return found
+
+
+def product(semiring: str, matrix: Any, state: Any) -> Any:
+    """Return ``A ⊗ h`` for matrices ``(…, d, d)`` and ``(…, d, m)``."""
+    if semiring == "real":
+        return jnp.matmul(matrix, state, precision=lax.Precision.HIGHEST)
+    terms = matrix[..., :, :, None] + state[..., None, :, :]
+    if semiring == "log":
+        return jax.scipy.special.logsumexp(terms, axis=-2)
+    return (jnp.max if semiring == "max" else jnp.min)(terms, axis=-2)
 
 
 def _power(semiring: str, matrix: Any, count: int) -> Any:
@@ -597,29 +606,29 @@ def _power(semiring: str, matrix: Any, count: int) -> Any:
     return found
 
 
-def _apply_linear(op: LinearScan, summary: Sequence[Any], h: Any) -> Any:
+def _apply_linear(options: LinearOptions, summary: Sequence[Any], h: Any) -> Any:
     """Return the state after a summary."""
-    offset = summary[-1] if op.semiring == "real" and op.has_offset else None
-    step = Parts(None, summary[0], offset, None)
-    return next_state(op, step, h, lambda matrix, h, _: product(op.semiring, matrix, h))
+    matrix, offset = (*summary, None)[:2]
+    step = Parts(None, matrix, offset, None)
+    return next_state(options, step, h, lambda matrix, h, _: product(options.semiring, matrix, h))
 
 
-def _compose_linear(op: LinearScan, later: Summary, earlier: Summary) -> Summary:
-    pair = (earlier[0], later[0]) if op.side == "right" else (later[0], earlier[0])
-    matrix = product(op.semiring, *pair)
-    if op.semiring != "real" or not op.has_offset:
+def _compose_linear(options: LinearOptions, later: Summary, earlier: Summary) -> Summary:
+    pair = (earlier[0], later[0]) if options.side == "right" else (later[0], earlier[0])
+    matrix = product(options.semiring, *pair)
+    if len(later) == 1:
         return [matrix]
-    return [matrix, _apply_linear(op, later, earlier[-1])]
+    return [matrix, _apply_linear(options, later, earlier[-1])]
 
 
-def _prefix(op: LinearScan, summary: Summary, pieces: Pieces) -> tuple[Summary, int]:
+def _prefix(options: LinearOptions, summary: Summary, pieces: Pieces) -> tuple[Summary, int]:
     """Return the summary of all pieces before each, in rounds of doubling distance, and how many
     rounds that took."""
     place = jnp.arange(pieces.count)[:: -1 if pieces.reverse else 1]
     now, distance, rounds = summary, 1, 0
     while distance < pieces.count:
         other = _packed(now, partial(pieces.moved, by=distance))
-        both = jax.vmap(partial(_compose_linear, op))(now, other)
+        both = jax.vmap(partial(_compose_linear, options))(now, other)
         now = [
             jnp.where((place >= distance).reshape(-1, *[1] * (n.ndim - 1)), b, n)
             for b, n in zip(both, now, strict=True)

@@ -2,7 +2,8 @@
 
 The gradient of a loop reads slices of the loop's histories, ``history[:-1]`` and ``history[1:]``.
 XLA has no views: as arguments of a compiled loop, slices would be copied. A slice of rows that
-only compiled loops read stays a `Window` instead, and the loop reads those rows of the whole array.
+compiled loops read stays a `Window` instead, and the loop reads those rows of the whole array.
+Other Ops have it `sliced`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from scanlib.backends.jax.bounded import Bounded, static_int
 from scanlib.backends.jax.kernels import is_compiled
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
+
+LOOPS = (Scan, ElemwiseScan, LinearScan)
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,11 @@ class Window:
 
     def rows(self) -> Any:
         return self.array[self.start : self.start + self.length]
+
+
+def sliced(value: Any) -> Any:
+    """Return a value, the rows of a `Window` as an array."""
+    return value.rows() if isinstance(value, Window) else value
 
 
 def funcify_slice(node: Apply, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,13 +62,13 @@ def funcify_slice(node: Apply, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def slices_read_in_place(fgraph: AbstractFunctionGraph) -> set[Apply]:
-    """Return the slices of rows that only compiled loops read, as sequences."""
+    """Return the slices of rows that compiled loops read, as sequences."""
     nodes = fgraph.toposort()
     readers: dict[Variable, list[tuple[Apply, int]]] = {}
     for node in nodes:
         for position, value in enumerate(node.inputs):
             readers.setdefault(value, []).append((node, position))
-    loops = [node for node in nodes if isinstance(node.op, Scan | ElemwiseScan)]
+    loops = [node for node in nodes if isinstance(node.op, LOOPS)]
     compiled = {n for n in loops if not n.op.signature.has_stop and is_compiled(n.op, n)}
     return {
         node
@@ -68,7 +77,7 @@ def slices_read_in_place(fgraph: AbstractFunctionGraph) -> set[Apply]:
         and _is_slice_of_rows(node.op)
         and node.outputs[0] in readers
         and node.outputs[0] not in fgraph.outputs
-        and all(
+        and any(
             client in compiled and _is_sequence(client, position)
             for client, position in readers[node.outputs[0]]
         )
@@ -88,7 +97,8 @@ def _is_sequence(client: Apply, position: int) -> bool:
 def windows(inputs: tuple[Any, ...], first: int, count: int) -> tuple[list[Any], np.ndarray]:
     """Return the whole arrays of a loop's inputs, and which rows of the sequences it reads."""
     places = np.zeros((count, 2), np.int64)
-    arrays = list(inputs)
+    last = first + count
+    arrays = [*inputs[:last], *map(sliced, inputs[last:])]
     for k in range(count):
         value = inputs[first + k]
         if isinstance(value, Window):

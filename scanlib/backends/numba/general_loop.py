@@ -125,7 +125,7 @@ class LoopWriter:
         for known in (as_array, new_array, row_view, numba_deepcopy, poll):
             self.globals[known.__name__] = known
         # What tells functions from others, beside the keys of what the text has names for.
-        self.identity = f"{source_key(__name__)} {pytensor.__version__} {config.numba__fastmath}"
+        self.identity = f"{__name__} {source_key()} {pytensor.__version__} {config.numba__fastmath}"
         self.keys: dict[str | None, str] = {}
 
     def write(self) -> tuple[Callable[..., Any], str | None]:

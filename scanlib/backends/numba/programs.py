@@ -63,7 +63,7 @@ def call_program(program: LoopProgram, numbers: bool = False) -> tuple[Any, str]
 
         return returned(types.StarArgTuple.from_types(arguments)), codegen
 
-    identity = f"{source_key(__name__)} {key} {numbers}"
+    identity = f"{__name__} {source_key()} {key} {numbers}"
     return call, sha256(identity.encode()).hexdigest()  # part of the names of files
 
 

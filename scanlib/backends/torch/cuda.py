@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from pytensor.configdefaults import config
 
-from scanlib.backends.cuda.launch import Call, Geometry, KernelLoop, launch
-from scanlib.backends.cuda.linear import LinearKernels, linear_kernels
+from scanlib.backends.cuda.launch import Call, KernelLoop, launch
+from scanlib.backends.cuda.linear import LinearLoop
 from scanlib.backends.cuda.nvidia import (
     Driver,
     DriverError,
@@ -66,34 +66,12 @@ class CudaRunner:
         self.works = True
 
     @cached_property
-    def loop(self) -> KernelLoop | None:
-        """The kernels of an elementwise loop, None if it has none."""
-        assert isinstance(self.op, ElemwiseScan)
+    def loop(self) -> KernelLoop | LinearLoop | None:
+        """The kernels, None if there are none."""
         try:
-            return KernelLoop(self.op)
+            return (LinearLoop if isinstance(self.op, LinearScan) else KernelLoop)(self.op)
         except NoCCodeError:
             return None
-
-    def kernels(
-        self, inputs: Sequence[torch.Tensor], arrays: Sequence[torch.Tensor]
-    ) -> tuple[KernelLoop | LinearKernels, Any]:
-        """Return the kernels for these arguments, of which the last ones are arrays, and the sizes.
-
-        Raises
-        ------
-        NoCCodeError
-            If there are none.
-        """
-        if isinstance(self.op, LinearScan):
-            dtype = str(self.op.parts(inputs).initial.dtype).removeprefix("torch.")
-            return linear_kernels(self.op, inputs, dtype)
-        if self.loop is None:
-            raise NoCCodeError("a loop whose step has no CUDA code has no kernel")
-        n_steps = int(inputs[0]) if self.first else None
-        sizes = self.loop.sizes([tuple(x.shape) for x in arrays], n_steps)
-        if self.op.signature.has_stop and not can_hold(self.loop, sizes):
-            raise NoCCodeError("a condition that may end it late has no CUDA kernel")
-        return self.loop, sizes
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Return the results; None where the Op has no kernel, or it cannot be compiled."""
@@ -101,11 +79,17 @@ class CudaRunner:
         driver = DEVICE.driver() if self.works and DEVICE.is_cuda(device) else None
         if driver is None:
             return None
+        n_steps = int(inputs[0]) if self.first else None
         arrays = [tensor.resolve_conj().resolve_neg() for tensor in inputs[self.first :]]
+        kernels: Any = self.loop
+        if kernels is None:
+            return None
         try:
-            kernels, sizes = self.kernels(inputs, arrays)
+            sizes = kernels.sizes([tuple(x.shape) for x in arrays], n_steps)
         except NoCCodeError:
             return None
+        if self.op.signature.has_stop and not can_hold(kernels, sizes):
+            return None  # a condition that may end it late
         strides = [tuple(s * x.element_size() for s in x.stride()) for x in arrays]
         call = kernels.call(sizes, strides, DEVICE.processors(device))
         try:
@@ -118,15 +102,13 @@ class CudaRunner:
         with DEVICE.current(device), driver.current(context):
             made = run_call(call, driver, handles, arrays)
             results = kernels.results(arrays, made, sizes, _converted)
-        if isinstance(kernels, LinearKernels):
-            return results
         checked = kernels.checked(results, sizes.steps)
         # Some rows of a tensor are a view, which holds all of its memory.
         pairs = zip(checked, results, strict=False)
         return [x if x is whole else x.clone() for x, whole in pairs]
 
 
-def can_hold(kernels: KernelLoop, sizes: Geometry) -> bool:
+def can_hold(kernels: Any, sizes: Any) -> bool:
     """Whether all steps that a condition allows may be stored, and a thread sees it hold."""
     items = [np.dtype(array.dtype).itemsize for array in kernels.parameters.outputs]
     pairs = zip(sizes.outputs, items, strict=True)

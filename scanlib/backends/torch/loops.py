@@ -14,7 +14,7 @@ from pytensor.printing import debugprint
 from scanlib.backends.torch import host
 from scanlib.backends.torch.cuda import with_kernels
 from scanlib.backends.torch.operator import Run, device_of
-from scanlib.backends.torch.portable import TorchLoop, linear_rows
+from scanlib.backends.torch.portable import TorchLoop
 from scanlib.backends.torch.static_sizes import shapes_of_loop
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.graph import is_numeric
@@ -75,13 +75,10 @@ def _funcify(op: Any, node: Apply, portable: Run) -> Callable[..., Any]:
 
 @pytorch_funcify.register(Scan)
 @pytorch_funcify.register(ElemwiseScan)
-def funcify_loop(op: Scan | ElemwiseScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the function of a loop's inputs, tensors, to its results."""
-    loop = TorchLoop(op.scan if isinstance(op, ElemwiseScan) else op)
-    return _funcify(op, node, lambda inputs: loop(*inputs))
-
-
 @pytorch_funcify.register(LinearScan)
-def funcify_linear_scan(op: LinearScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the function of a matrix recurrence."""
-    return _funcify(op, node, linear_rows(op))
+def funcify_loop(
+    op: Scan | ElemwiseScan | LinearScan, node: Apply, **kwargs: Any
+) -> Callable[..., Any]:
+    """Return the function of a loop's inputs, tensors, to its results."""
+    loop = op.python_loop(TorchLoop)
+    return _funcify(op, node, lambda inputs: list(loop(*inputs)))

@@ -1,8 +1,6 @@
 """Loops as functions of tensors, for devices without a compiled kernel.
 
-`TorchLoop` walks the steps of any loop; its body is PyTensor's own translation. A matrix recurrence
-``h_t = A_t ⊗ h_{t-1} + b_t`` in the semirings of `ops.lowered.linear_scan` is a walk of one batched
-product per step.
+`TorchLoop` walks the steps of any loop; its body is PyTensor's own translation.
 """
 
 from __future__ import annotations
@@ -16,9 +14,7 @@ from pytensor.compile.mode import get_mode
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
 
 from scanlib._compat import thaw_graph
-from scanlib.backends.torch.operator import Run, torch_dtype
-from scanlib.ops.lowered.linear_loop import walk
-from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.backends.torch.operator import torch_dtype
 from scanlib.ops.python_loop import PythonLoop
 
 Rows = list[torch.Tensor]
@@ -64,31 +60,3 @@ class TorchLoop(PythonLoop):
     ) -> list[Any]:
         # A step may hand on one of the loop's inputs.
         return super()._finish(histories, list(map(self.copied, carries)), stacks, done, steps)
-
-
-def linear_rows(op: LinearScan) -> Run:
-    """Return the function of tensors that runs a matrix recurrence."""
-
-    def times(matrix: torch.Tensor, state: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        if mask is None:
-            return _product(op.semiring, matrix, state)
-        terms = matrix[..., :, :, None] * state[..., None, :, :]
-        return torch.where(mask[:, :, None], terms, torch.zeros_like(terms)).sum(dim=-2)
-
-    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        parts = op.parts(inputs)
-        return [walk(op, parts, times, parts.initial.new_empty)]
-
-    return run
-
-
-def _product(semiring: str, matrix: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    if semiring == "real":
-        return matrix @ state
-    terms = matrix[..., :, :, None] + state[..., None, :, :]
-    if semiring == "log":
-        return torch.logsumexp(terms, dim=-2)
-    if terms.shape[-2] == 0:
-        nothing = float("-inf") if semiring == "max" else float("inf")
-        return terms.new_full((*terms.shape[:-2], terms.shape[-1]), nothing)
-    return terms.amax(dim=-2) if semiring == "max" else terms.amin(dim=-2)

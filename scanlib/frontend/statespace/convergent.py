@@ -52,7 +52,8 @@ def convergent(model: StateSpace, given: Observations) -> Walk:
     z, move = own["observation"], own["transition"]
     y = given.values
     if given.seen is not None:
-        y = CheckAndRaise(ValueError, MISSING)(y, pt.all(pt.neq(given.seen, 0)))
+        seen = pt.neq(given.seen, 0)
+        y = CheckAndRaise(ValueError, MISSING)(pt.switch(seen, y, np.nan), pt.all(seen))
     if own["observation_intercept"] is not None:
         y = y - own["observation_intercept"]
     steps, start = y.shape[0], own["initial_mean"]

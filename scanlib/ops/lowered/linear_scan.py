@@ -25,10 +25,14 @@ Shapes, with any number of batch dimensions ``*batch``:
 * `A` is ``(T, *batch, d, d)`` (coefficient "steps") or ``(*batch, d, d)`` ("fixed"), in both
   cases with or without the batch;
 * `b` is ``(T, *batch, …)``; `initial` has one row ``(1, *batch, …)``, or, if there are no steps,
-  none: then the history has none either;
+  none: then the history has none either (a gradient's first row is one of those that it is given);
 * the result is the history of `scanlib.ops.scan.Scan`: ``T + 1`` rows, the initial row first (last
   with `reverse`), so that a `LinearScan` takes the place of a loop's history as it is. With
   `untraced` it is the last row alone.
+
+A `LinearScan` has its loop in canonical form, one for all sizes (`canonical_loop`): that says in
+which order the inputs come, how long things are, what is wrong with them, and how a device without
+a kernel computes it. The Op adds what a kernel needs to know of the step.
 
 Loops are differentiated and batched before they become such an Op (`scanlib.rewrites.lower`): the
 adjoint of a recurrence is a recurrence in the other direction, lowered by the same rule. Matrix
@@ -38,25 +42,36 @@ log and tropical forms: L. Rabiner, "A tutorial on hidden Markov models", 1989.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
-from pytensor.tensor.type import TensorType, integer_dtypes
+from pytensor.tensor.type import TensorType
 
-from scanlib.lengths.steps import Rows, Steps
+from scanlib._compat import freeze_graph
+from scanlib.lengths.steps import Steps
 from scanlib.ops.c_linker import PrintedOp
 from scanlib.ops.execution import PerformsLoop, Runner, load_backends
-from scanlib.ops.lowered.linear_loop import run_in_python
+from scanlib.ops.messages import Messages
+from scanlib.ops.python_loop import PythonLoop
+from scanlib.ops.scan import Scan
+from scanlib.ops.signature import Labels, Signature
 
 SEMIRINGS = ("real", "log", "max", "min")
 
+Times = Callable[[Any, Any, Any], Any]  # A ⊗ h of a matrix, a state, and a mask of terms or None
+
 
 class Parts(NamedTuple):
-    """The inputs of a `LinearScan`, by role."""
+    """The inputs of a `LinearScan`, by role.
+
+    The mask, boolean ``(d, d)``, is false where the matrix has no item: such terms are left out of
+    the sums, so that ``0 · ∞`` does not arise from them.
+    """
 
     n_steps: Any
     matrix: Any
@@ -80,24 +95,17 @@ class LinearOptions:
         Whether the state is a vector.
     reverse : bool
         Whether time runs from the last row to the first.
-    has_offset : bool
-        Whether there is an input `b`.
-    has_n_steps : bool
-        Whether the number of steps is an input, the first one. Without it, `b` or `A` gives it.
     untraced : bool
         Whether only the last row is returned.
     required_steps : int
         How many steps there must be for what is read to exist; fewer are an `IndexError`.
-    has_mask : bool
-        Whether there is a last input, boolean ``(d, d)``, false where the matrix has no item: such
-        terms are left out of the sums, so that ``0 · ∞`` does not arise from them.
     name : str, optional
         That of the loop, for printing. It does not take part in equality.
 
     Raises
     ------
     ValueError
-        If an option is none of the above, or nothing gives the number of steps.
+        If an option is none of the above.
     """
 
     semiring: str = "real"
@@ -105,18 +113,11 @@ class LinearOptions:
     side: str = "left"
     vector: bool = True
     reverse: bool = False
-    has_offset: bool = True
-    has_n_steps: bool = False
     untraced: bool = False
     required_steps: int = 0
-    has_mask: bool = False
     name: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if self.has_mask and self.semiring != "real":
-            raise ValueError(
-                f"LinearScan: a mask is for real products, got semiring {self.semiring!r}"
-            )
         for option, allowed in (
             ("semiring", SEMIRINGS),
             ("coefficient", ("steps", "fixed")),
@@ -125,191 +126,266 @@ class LinearOptions:
             value = getattr(self, option)
             if value not in allowed:
                 raise ValueError(f"LinearScan: {option} must be one of {allowed}, got {value!r}")
-        if self.coefficient == "fixed" and not self.has_offset and not self.has_n_steps:
-            raise ValueError("LinearScan: a fixed matrix without offset needs has_n_steps=True")
+
+    def in_order(self, parts: Parts) -> list[Any]:
+        """Return the inputs in the order of the loop's signature."""
+        timed = self.coefficient == "steps"
+        sequences = [parts.matrix if timed else None, parts.offset]
+        fixed = [None if timed else parts.matrix, parts.mask]
+        given = [parts.n_steps, *sequences, parts.initial, *fixed]
+        return [part for part in given if part is not None]
+
+
+def history_of(options: LinearOptions, parts: Parts) -> Variable:
+    """Return the history of a recurrence.
+
+    Parameters
+    ----------
+    options : LinearOptions
+    parts : Parts
+        Variables, which get the dtype of the initial state, or None.
+
+    Raises
+    ------
+    ValueError
+        If nothing gives the number of steps.
+    TypeError
+        If the state or the mask have a wrong dtype.
+
+    Examples
+    --------
+    >>> import numpy as np, pytensor, pytensor.tensor as pt
+    >>> from scanlib.ops.lowered.linear_scan import LinearOptions, Parts, history_of
+    >>> A, b, h = pt.dmatrix("A"), pt.dmatrix("b"), pt.dmatrix("h")
+    >>> history = history_of(LinearOptions(coefficient="fixed"), Parts(None, A, b, h))
+    >>> f = pytensor.function([A, b, h], history)
+    >>> print(f([[0.0, 1.0], [1.0, 1.0]], np.zeros((4, 2)), [[0.0, 1.0]])[:, 0])
+    [0. 1. 1. 2. 3.]
+    """
+    dtype, mask = parts.initial.type.dtype, parts.mask
+    if np.dtype(dtype).kind not in ("fc" if options.semiring == "real" else "f"):
+        raise TypeError(f"LinearScan: a {options.semiring} recurrence of {dtype} has no steps")
+    if mask is not None and (options.semiring != "real" or mask.type.dtype != "bool"):
+        raise TypeError(f"LinearScan: a mask is boolean, for real products, got {mask.type}")
+    matrix = pt.cast(parts.matrix, dtype)
+    offset = None if parts.offset is None else pt.cast(parts.offset, dtype)
+    parts = parts._replace(matrix=matrix, offset=offset)
+    ranks = Parts(*(None if part is None else part.type.ndim for part in parts))
+    op = LinearScan(options, canonical_loop(options, options.name, dtype, ranks))
+    return op(*options.in_order(parts))
+
+
+# The loop
+
+
+@lru_cache(maxsize=512)
+def canonical_loop(options: LinearOptions, name: str | None, dtype: str, ranks: Parts) -> Scan:
+    """Return the loop of a recurrence, for any sizes.
+
+    Parameters
+    ----------
+    options : LinearOptions
+    name : str, optional
+    dtype : str
+        Of the state.
+    ranks : Parts
+        The numbers of dimensions, None where there is no such part.
+    """
+    timed = ("offset", *["matrix"] * (options.coefficient == "steps"))
+    rows = {
+        part: TensorType("bool" if part == "mask" else dtype, shape=(None,) * rank)(part)
+        for part, ndim in ranks._asdict().items()
+        if ndim is not None and part != "n_steps"
+        for rank in [ndim - (part in ("initial", *timed))]
+    }
+    now = Parts(**{part: rows.get(part) for part in Parts._fields})
+    new = next_state(options, now, now.initial, lambda *terms: product(options.semiring, *terms))
+    inputs = options.in_order(now)
+    first = inputs.index(now.initial)
+    signature = Signature(
+        n_sequences=first,
+        taps=((-1,),),
+        untraced=(options.untraced,),
+        n_non_sequences=len(inputs) - first - 1,
+        has_n_steps=ranks.n_steps is not None,
+        reverse=options.reverse,
+        required_steps=options.required_steps,
+    )
+    names = tuple(part.name for part in inputs)
+    labels = Labels(names[:first], ("state",), (), names[first + 1 :])
+    return Scan(signature, freeze_graph(inputs, [new]), name=name, labels=labels)
+
+
+def next_state(options: LinearOptions, parts: Parts, state: Any, times: Times) -> Any:
+    """Return ``A ⊗ h + b`` (``h ⊗ A + b`` on the right side), with the rows of one step.
+
+    The parts are variables, or arrays.
+    """
+    matrix, mask = parts.matrix, parts.mask
+    if options.side == "right":
+        matrix = matrix.swapaxes(-1, -2)
+        mask = None if mask is None else mask.T
+    if options.vector:
+        new = times(matrix, state[..., None], mask).squeeze(-1)
+    elif options.side == "right":
+        new = times(matrix, state.swapaxes(-1, -2), mask).swapaxes(-1, -2)
+    else:
+        new = times(matrix, state, mask)
+    return new if parts.offset is None else new + parts.offset
+
+
+def product(semiring: str, matrix: Variable, state: Variable, mask: Variable | None) -> Variable:
+    """Return ``A ⊗ h`` for matrices ``(…, d, d)`` and ``(…, d, m)``."""
+    if semiring == "real" and mask is None:
+        return matrix @ state
+    left, right = matrix[..., :, :, None], state[..., None, :, :]
+    if mask is not None:
+        return pt.where(mask[:, :, None], left * right, 0).sum(axis=-2)
+    terms = left + right
+    if semiring != "log":
+        return (pt.max if semiring == "max" else pt.min)(terms, axis=-2)
+    largest = pt.max(terms, axis=-2, keepdims=True)
+    shift = pt.where(pt.isinf(largest), 0, largest)
+    return shift.squeeze(-2) + pt.log(pt.exp(terms - shift).sum(axis=-2))
 
 
 class LinearScan(PerformsLoop, PrintedOp):
-    """A matrix recurrence; see the module's text.
+    """A matrix recurrence; see the module's text, and `history_of`, which makes it.
 
     Parameters
     ----------
     options : LinearOptions
         Each is an attribute of the Op as well.
-
-    Examples
-    --------
-    >>> import numpy as np, pytensor, pytensor.tensor as pt
-    >>> from scanlib.ops.lowered.linear_scan import LinearScan
-    >>> A, b, h = pt.dmatrix("A"), pt.dmatrix("b"), pt.dmatrix("h")
-    >>> f = pytensor.function([A, b, h], LinearScan.of(coefficient="fixed")(A, b, h))
-    >>> print(f([[0.0, 1.0], [1.0, 1.0]], np.zeros((4, 2)), [[0.0, 1.0]])[:, 0])
-    [0. 1. 1. 2. 3.]
+    scan : Scan
+        The loop in canonical form. It answers for shapes and lengths.
     """
 
-    __props__: tuple[str, ...] = ("options",)
+    __props__: tuple[str, ...] = ("options", "scan")
     semiring: str
     coefficient: str
     side: str
     vector: bool
     reverse: bool
-    has_offset: bool
-    has_n_steps: bool
     untraced: bool
     required_steps: int
-    has_mask: bool
     name: str | None
 
-    def __init__(self, options: LinearOptions) -> None:
-        self.options = options
-        self.__dict__.update(asdict(options))
+    def __init__(self, options: LinearOptions, scan: Scan) -> None:
+        self.options, self.scan = options, scan
+        self.__dict__.update(vars(options))
         self._runners: dict[str, Runner] = {}
         load_backends()
 
-    @staticmethod
-    def of(*options: Any, **named: Any) -> LinearScan:
-        """Return the recurrence with these options, as `LinearOptions` takes them."""
-        return LinearScan(LinearOptions(*options, **named))
-
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_runners": {}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        load_backends()
 
     def __str__(self) -> str:
         flags = ["reverse"] * self.reverse + ["untraced"] * self.untraced
         texts = [self.name, self.semiring, self.coefficient, self.side, *flags]
         return f"LinearScan{{{', '.join(filter(None, texts))}}}"
 
-    def with_options(self, **changes: Any) -> LinearScan:
-        """Return the same recurrence with some options changed."""
-        return LinearScan(replace(self.options, **changes))
+    @property
+    def signature(self) -> Signature:
+        return self.scan.signature
+
+    @property
+    def has_n_steps(self) -> bool:
+        """Whether the number of steps is an input, the first one."""
+        return self.signature.has_n_steps
+
+    @property
+    def has_offset(self) -> bool:
+        """Whether there is an input `b`."""
+        return self.signature.n_sequences > (self.coefficient == "steps")
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether there is a last input that says which items the matrix has."""
+        return self.signature.n_non_sequences > (self.coefficient == "fixed")
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the state."""
+        return self.row_types().initial.dtype
+
+    @property
+    def batch_rank(self) -> int:
+        """The number of batch dimensions of the state."""
+        return self.row_types().initial.ndim - (1 if self.vector else 2)
+
+    @property
+    def matrix_batch_rank(self) -> int:
+        """The number of batch dimensions of the matrix: all or none."""
+        return self.row_types().matrix.ndim - 2
+
+    def row_types(self) -> Parts:
+        """Return the types of what one step reads."""
+        numbers = [None] * self.has_n_steps
+        return self.parts([*numbers, *(variable.type for variable in self.scan.body.inputs)])
+
+    def messages(self) -> Messages:
+        """Return the texts of the errors that the loop may raise when it runs."""
+        return Messages(self.signature, self.scan.labels, self.name)
 
     def parts(self, inputs: Sequence[Any]) -> Parts:
         """Name the inputs (or their shapes, or values) by role."""
-        rest = list(inputs)
-        n_steps = rest.pop(0) if self.has_n_steps else None
-        matrix = rest.pop(0)
-        offset = rest.pop(0) if self.has_offset else None
-        mask = rest.pop() if self.has_mask else None
-        (initial,) = rest
-        return Parts(n_steps, matrix, offset, initial, mask)
+        outer = self.signature.split_inputs(inputs)
+        timed, fixed = outer.sequences, outer.non_sequences
+        matrix = (timed if self.coefficient == "steps" else fixed).pop(0)
+        offset, mask = ([*own, None][0] for own in (timed, fixed))
+        return Parts(outer.n_steps, matrix, offset, outer.initials[0], mask)
 
-    def join(self, parts: Parts) -> list[Any]:
-        """Return the inputs in order."""
-        return [
-            *([parts.n_steps] if self.has_n_steps else []),
-            parts.matrix,
-            *([parts.offset] if self.has_offset else []),
-            parts.initial,
-            *([parts.mask] if self.has_mask else []),
-        ]
+    def same_sizes(self) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
+        """Yield pairs of a part and an axis of its rows whose sizes have to be the same."""
+        batch = range(self.batch_rank)
+        size = "initial", -1 if self.vector or self.side == "right" else -2
+        for name in ("matrix", *["mask"] * self.has_mask):
+            yield from (((name, axis), size) for axis in (-2, -1))
+        if self.matrix_batch_rank:
+            yield from ((("matrix", axis), ("initial", axis)) for axis in batch)
+        if self.has_offset:
+            rank = self.row_types().initial.ndim
+            yield from ((("offset", axis), ("initial", axis)) for axis in range(rank))
 
-    def batch_rank(self, initial_ndim: int) -> int:
-        """Return the number of batch dimensions of the state."""
-        return initial_ndim - (2 if self.vector else 3)
+    def sizes_differ(self) -> str:
+        """Numbers: two sizes that have to be the same."""
+        text = "sizes of matrix, offset and initial state differ along one axis: {} and {}"
+        return self.messages().prefix + text
 
-    def matrix_batch_rank(self, matrix_ndim: int) -> int:
-        """Return the number of batch dimensions of the matrix: all or none."""
-        return matrix_ndim - (3 if self.coefficient == "steps" else 2)
-
-    # Types
-
-    def make_node(self, *inputs: Any) -> Apply:
-        expected = 2 + self.has_offset + self.has_n_steps + self.has_mask
-        if len(inputs) != expected:
-            raise ValueError(f"{self} takes {expected} inputs, got {len(inputs)}")
-        given = (None if x is None else pt.as_tensor_variable(x) for x in self.parts(inputs))
-        parts = Parts(*given)
-        parts = self._check_types(parts)
-        self._check_ranks(parts)
-        length = self.steps(parts).known()
-        initial = parts.initial.type
-        known = initial.shape[0] == 1 and not self.untraced
-        rows = length + 1 if known and length is not None else None
-        out = TensorType(initial.dtype, shape=(rows, *initial.shape[1:]))()
-        return Apply(self, self.join(parts), [out])
-
-    def _check_types(self, parts: Parts) -> Parts:
-        dtype = parts.initial.type.dtype
-        kinds = "fc" if self.semiring == "real" else "f"
-        if np.dtype(dtype).kind not in kinds:
-            raise TypeError(
-                f"{self}: the initial state must hold floating-point numbers"
-                f"{' or complex ones' if 'c' in kinds else ''}, got {dtype}"
-            )
-        n_steps = parts.n_steps
-        if n_steps is not None:
-            if n_steps.type.ndim or n_steps.type.dtype not in integer_dtypes:
-                raise TypeError(f"{self}: n_steps must be an integer scalar, got {n_steps.type}")
-            n_steps = pt.cast(n_steps, "int64")
-
-        def cast(name: str, variable: Variable | None) -> Variable | None:
-            if variable is None or variable.type.dtype == dtype:
-                return variable
-            if not np.can_cast(variable.type.dtype, dtype):
-                raise TypeError(
-                    f"{self}: the {name} has dtype {variable.type.dtype}, which the state's "
-                    f"{dtype} cannot hold; cast the initial state"
-                )
-            return pt.cast(variable, dtype)
-
-        mask = parts.mask
-        if mask is not None and (mask.type.ndim != 2 or mask.type.dtype != "bool"):
-            raise TypeError(f"{self}: the mask must be a boolean matrix, got {mask.type}")
-        return Parts(
-            n_steps,
-            cast("matrix", parts.matrix),
-            cast("offset", parts.offset),
-            parts.initial,
-            mask,
-        )
-
-    def _check_ranks(self, parts: Parts) -> None:
-        ndim = parts.initial.type.ndim
-        batch = self.batch_rank(ndim)
-        if batch < 0:
-            raise TypeError(f"{self}: the initial state needs a time axis, got {ndim} dimensions")
-        found = self.matrix_batch_rank(parts.matrix.type.ndim)
-        if found not in (0, batch):
-            raise TypeError(
-                f"{self}: the matrix has {found} batch dimensions, the initial state has {batch}"
-            )
-        if parts.offset is not None and parts.offset.type.ndim != ndim:
-            raise TypeError(
-                f"{self}: the offset has {parts.offset.type.ndim} dimensions, the initial state "
-                f"has {ndim}"
-            )
+    # What the canonical loop says. Loops are differentiated and batched before they are lowered.
 
     def steps_of(self, node: Apply) -> Steps:
         """Return what the recurrence says of lengths."""
-        return self.steps(self.parts(node.inputs))
+        return self.signature.steps_of(node.inputs)
 
-    def steps(self, parts: Parts) -> Steps:
-        """Return what a recurrence of these parts says of lengths."""
-        timed = [parts.offset, *[parts.matrix] * (self.coefficient == "steps")]
-        sequences = [part for part in timed if part is not None]
-        return Steps(parts.n_steps, sequences, [Rows(1, not self.untraced)], [parts.initial])
-
-    # Shapes
+    def make_node(self, *inputs: Any) -> Apply:
+        node = self.scan.make_node(*inputs)
+        initial = self.parts(node.inputs).initial.type
+        rows = node.outputs[0].type.shape[0] if initial.shape[0] == 1 else None
+        out = TensorType(initial.dtype, shape=(rows, *initial.shape[1:]))()
+        return Apply(self, node.inputs, [out])
 
     def infer_shape(self, *arguments: Any) -> list[Any]:
-        """Return the shape of the history; called with or without an fgraph first."""
         node, shapes = arguments[-2:]
-        sizes, n_steps = self.parts(shapes), self.parts(node.inputs).n_steps
-        initial = sizes.initial
-        if self.untraced:
-            return [(pt.constant(1, dtype="int64"), *initial[1:])]
-        timed = sizes.matrix if sizes.offset is None else sizes.offset
-        return [((timed[0] if n_steps is None else n_steps) + initial[0], *initial[1:])]
-
-    # Values
+        ((rows, *row),) = self.scan.infer_shape(*arguments)
+        if not self.untraced:
+            outer, sizes = self.signature.split_inputs(node.inputs), self.parts(shapes)
+            steps = shapes[0][0] if outer.n_steps is None else outer.n_steps
+            rows = steps + sizes.initial[0]
+        return [(rows, *row)]
 
     def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
         """Recurrences are compiled with the function they are part of."""
         return False
 
-    def python_loop(self) -> Runner:
-        return lambda *inputs: [run_in_python(self, self.parts(inputs))]
+    def is_empty(self, inputs: Sequence[Any]) -> bool:
+        """Whether there are neither steps nor an initial row, and so no history."""
+        outer = self.signature.split_inputs(inputs)
+        empty = bool(outer.sequences) and not len(outer.sequences[0])
+        return empty and not len(outer.initials[0]) and not self.untraced
+
+    def python_loop(self, kind: type[PythonLoop] = PythonLoop) -> Runner:
+        loop = kind(self.scan)
+        return lambda *inputs: (
+            [self.parts(inputs).initial] if self.is_empty(inputs) else loop(*inputs)
+        )

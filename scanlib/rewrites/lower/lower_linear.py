@@ -30,7 +30,7 @@ from pytensor.tensor.elemwise import DimShuffle
 from scanlib.ops.linker_features import compiles_step_products
 from scanlib.ops.loop import Loop, State
 from scanlib.ops.loop_rewrite import LowersLoops
-from scanlib.ops.lowered.linear_scan import LinearScan, Parts
+from scanlib.ops.lowered.linear_scan import LinearOptions, Parts, history_of
 from scanlib.rewrites.edit import detach
 from scanlib.rewrites.lower.linear_recurrence import (
     NotLinearError,
@@ -147,10 +147,11 @@ class LinearLowering:
         part, loop = self.part, self.loop
         is_state = isinstance(part, State)
         traced = (isinstance(part, State) and not part.untraced) or self.reads_states()
-        op, parts = self.operation(traced)
+        options, parts = self.recurrence(traced)
         initial = part.initial if is_state else part.initial[None]
-        n_steps = loop.length() if op.has_n_steps else None
-        out = op(*op.join(parts._replace(n_steps=n_steps, initial=initial)))
+        told = parts.offset is not None or options.coefficient == "steps"
+        n_steps = loop.length() if loop.n_steps is not None or not told else None
+        out = history_of(options, parts._replace(n_steps=n_steps, initial=initial))
         if not traced:
             return None, out if is_state else out[0]
         index = 0 if loop.reverse else -1
@@ -160,18 +161,17 @@ class LinearLowering:
     def run_shifted(self) -> Variable:
         """Return all values of ``u = c + g``; see `linear_recurrence.shift_carries`."""
         assert self.parts.shift is not None
-        op, parts = self.operation(True)
+        options, parts = self.recurrence(True)
         shift = self.full_rows(self.parts.shift)
         first, later = (slice(-1, None), slice(None, -1))
         earlier = slice(1, None)
         if not self.loop.reverse:
             first, later, earlier = slice(None, 1), slice(1, None), slice(None, -1)
-        op = op.with_options(has_offset=True, has_n_steps=False)
-        if op.coefficient == "steps":
+        if options.coefficient == "steps":
             parts = parts._replace(matrix=parts.matrix[earlier])
         offset = shift[later] if parts.offset is None else shift[later] + parts.offset[earlier]
         initial = self.part.initial[None] + shift[first]
-        return op(*op.join(parts._replace(offset=offset, initial=initial)))
+        return history_of(options, parts._replace(offset=offset, initial=initial))
 
     def last_carry(self, history: Variable) -> Variable:
         """Return the carry after the last step: one more step, if there was any."""
@@ -186,8 +186,8 @@ class LinearLowering:
         last = here.rows(self.part.next)
         return pt.concatenate([last, self.part.initial[None]])[0]
 
-    def operation(self, traced: bool) -> tuple[LinearScan, Parts]:
-        """Choose the Op for a recurrence, and lay out what it reads."""
+    def recurrence(self, traced: bool) -> tuple[LinearOptions, Parts]:
+        """Choose the form of the recurrence, and lay out what it reads."""
         recurrence, ndim = self.parts.recurrence, value_of(self.part).type.ndim
         matrix, has_time = self.over_time.value(recurrence.matrix)
         lead = int(has_time)
@@ -220,26 +220,17 @@ class LinearLowering:
         matrix = matrix.dimshuffle(*time, *kept, *(end[::-1] if side == "right" else end))
         if vector and not kept:
             side, matrix = _untransposed(side, matrix)
-        parts = Parts(None, matrix, self.offset(), None, self.mask(side))
-        return self.make_op(parts, has_time, side, vector, traced), parts
-
-    def make_op(
-        self, parts: Parts, has_time: bool, side: str, vector: bool, traced: bool
-    ) -> LinearScan:
-        has_offset = parts.offset is not None
-        return LinearScan.of(
-            self.parts.recurrence.semiring,
+        options = LinearOptions(
+            recurrence.semiring,
             "steps" if has_time else "fixed",
             side,
             vector,
             self.loop.reverse,
-            has_offset=has_offset,
-            has_n_steps=self.loop.n_steps is not None or not (has_offset or has_time),
             untraced=not traced,
             required_steps=self.loop.required_steps,
-            has_mask=parts.mask is not None,
             name=self.loop.name,
         )
+        return options, Parts(None, matrix, self.offset(), None, self.mask(side))
 
     def mask(self, side: str) -> Variable | None:
         """Return which items the matrix has, as it stands beside the state."""

@@ -20,13 +20,13 @@ from scanlib.backends.cuda.nvidia import (
 from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.cuda.schedule import choose
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.backends.cuda.test_cuda_kernels import channels
 from tests.backends.cuda.test_cuda_places import regimes, rows, until_accepted
 from tests.backends.cuda.test_cuda_until import scalars, vectors
 from tests.cubin import resources
 from tests.cuda_device import host_library
 from tests.families import FAMILIES
+from tests.linear import Recurrence
 from tests.modes import MODES
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
@@ -139,17 +139,17 @@ def test_kernels_that_look_back_wait_for_what_is_published():
     assert sum("+" in line for line in steps) >= 30
 
 
-REAL, FIXED = LinearScan.of("real", "steps"), LinearScan.of("real", "fixed", "right", reverse=True)
+REAL, FIXED = Recurrence("real", "steps"), Recurrence("real", "fixed", "right", reverse=True)
 LINEAR = [  # every template and semiring, at the largest sizes of each
     (REAL, "float32", 2), (REAL, "float64", 8), (REAL, "complex128", 5), (REAL, "float16", 33),
     (REAL, "float64", 64), (REAL, "complex128", 32), (FIXED, "float16", 4),
     (FIXED, "complex64", 8), (FIXED, "complex64", 64), (FIXED, "float64", 9),
-    (LinearScan.of("real", "fixed", has_mask=True), "float32", 8),
-    (LinearScan.of("real", "steps", has_mask=True, untraced=True), "float64", 64),
-    (LinearScan.of("log", "steps"), "float32", 8), (LinearScan.of("log", "fixed"), "float64", 64),
-    (LinearScan.of("max", "steps", has_offset=False), "float64", 7),
-    (LinearScan.of("max", "fixed"), "float16", 12), (LinearScan.of("min", "fixed"), "float32", 5),
-    (LinearScan.of("min", "steps", untraced=True), "float64", 17),
+    (Recurrence("real", "fixed", has_mask=True), "float32", 8),
+    (Recurrence("real", "steps", has_mask=True, untraced=True), "float64", 64),
+    (Recurrence("log", "steps"), "float32", 8), (Recurrence("log", "fixed"), "float64", 64),
+    (Recurrence("max", "steps", has_offset=False), "float64", 7),
+    (Recurrence("max", "fixed"), "float16", 12), (Recurrence("min", "fixed"), "float32", 5),
+    (Recurrence("min", "steps", untraced=True), "float64", 17),
 ]  # fmt: skip
 
 
@@ -159,9 +159,11 @@ def test_every_instance_of_matrix_recurrences_compiles(architecture):
     found = find_nvrtc()
     if found is None:
         pytest.skip("no NVRTC on this machine")
-    for op, dtype, size in LINEAR:
-        ranks = 3 if op.coefficient == "steps" else 2, 2
-        kernels = LinearKernels(op, dtype, ranks, size)
+    for form, dtype, size in LINEAR:
+        ranks = [3 if form.coefficient == "steps" else 2, *[2] * (1 + form.has_offset)]
+        values = [np.ones((1,) * rank, dtype) for rank in ranks]
+        op = form.operation([*values, *[np.ones((1, 1), bool)] * form.has_mask])
+        kernels = LinearKernels(op, size)
         assert compile_kernels(kernels.source, architecture)[:4] == b"\x7fELF", (op, dtype, size)
 
 
@@ -293,7 +295,7 @@ def test_explain_tells_of_kernels_of_matrix_recurrences(mode):
     def runs(size, dtype="float32"):
         shapes = (None, size, size), (None, size), (None, size)
         inputs = [pt.tensor(dtype=dtype, shape=shape) for shape in shapes]
-        function = pytensor.function(inputs, LinearScan.of("real", "steps")(*inputs), mode=mode)
+        function = pytensor.function(inputs, Recurrence("real", "steps")(*inputs), mode=mode)
         return scanlib.explain(function).loops[0].runs
 
     assert "as kernels on CUDA devices; " in runs(3)

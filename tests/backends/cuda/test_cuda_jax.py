@@ -25,7 +25,6 @@ if not pytensor.config.cxx:
     pytest.skip("no C++ compiler", allow_module_level=True)
 
 from scanlib.backends.jax import compiled_loops, cuda  # noqa: E402
-from scanlib.backends.jax import linear as linear_loops  # noqa: E402
 from scanlib.backends.jax.platforms import on_platforms  # noqa: E402
 from tests.cuda_device import (  # noqa: E402
     check_long_series,
@@ -33,6 +32,7 @@ from tests.cuda_device import (  # noqa: E402
     emulated_driver,
     launches,
 )
+from tests.linear import Recurrence  # noqa: E402
 
 
 def lowered(function, *values, platform):
@@ -85,13 +85,13 @@ def linear(op, size=3, steps=20):
     values = [value for value in make_values(op, steps, size, batch=(2,)) if value is not None]
     inputs = [pt.tensor(dtype=v.dtype, shape=(None,) * v.ndim) for v in values]
     given = [*([pt.constant(steps)] if op.has_n_steps else []), *inputs]
-    return inputs, [op(*given), op.with_options(reverse=not op.reverse)(*given)], values
+    return inputs, [op(*given), op.reversed()(*given)], values
 
 
 class TestProgramOfMatrixRecurrences:
     @pytest.mark.slow
     def test_forms(self):
-        for op in (LinearScan.of("real", "steps"), LinearScan.of("log", "fixed", untraced=True)):
+        for op in (Recurrence("real", "steps"), Recurrence("log", "fixed", untraced=True)):
             inputs, outputs, values = linear(op)
             function = pytensor.function(inputs, outputs, mode="JAX")
             count = sum(isinstance(n.op, LinearScan) for n in function.maker.fgraph.apply_nodes)
@@ -102,14 +102,14 @@ class TestProgramOfMatrixRecurrences:
 
     @pytest.mark.parametrize("dtype", ["float16", "complex64"])
     def test_dtypes_without_compiled_code(self, dtype):
-        op = LinearScan.of("real", "steps")
+        op = Recurrence("real", "steps")
         values = make_values(op, 5, 3, dtype=dtype)
         inputs = [pt.tensor(dtype=dtype, shape=(None,) * v.ndim) for v in values]
         function = pytensor.function(inputs, op(*inputs), mode="JAX")
         assert cuda.TARGET in lowered(function, *values, platform="cuda")
 
     def test_large_matrices_have_no_kernel(self):
-        op = LinearScan.of("real", "steps")
+        op = Recurrence("real", "steps")
         inputs, (history, *_), _ = linear(op)
         function = pytensor.function(inputs, history, mode="JAX")
         for size, wanted in ((64, True), (65, False)):
@@ -119,7 +119,7 @@ class TestProgramOfMatrixRecurrences:
             assert ("while" in text) != wanted
 
     def test_the_flag(self):
-        inputs, outputs, values = linear(LinearScan.of("real", "fixed"))
+        inputs, outputs, values = linear(Recurrence("real", "fixed"))
         with pytensor.config.change_flags(scanlib__cuda=False):
             function = pytensor.function(inputs, outputs, mode="JAX")
             assert cuda.TARGET not in lowered(function, *values, platform="cuda")
@@ -138,8 +138,7 @@ def arrays_on_device(monkeypatch):
     def as_on_cuda(portable, results=None, on_cpu=None, on_cuda=None, factors=None):
         return on_platforms(portable, results, on_cuda, factors=factors)
 
-    for module in (compiled_loops, linear_loops):
-        monkeypatch.setattr(module, "on_platforms", as_on_cuda)
+    monkeypatch.setattr(compiled_loops, "on_platforms", as_on_cuda)
     yield
 
 
@@ -166,10 +165,10 @@ def test_long_series(jax_on_device, monkeypatch):
 @pytest.mark.parametrize(
     "op",
     [
-        LinearScan.of("real", "steps", "right", reverse=True),
-        LinearScan.of("real", "fixed", vector=False),
-        LinearScan.of("max", "steps", untraced=True),
-        LinearScan.of("real", "fixed", has_offset=False, has_n_steps=True),
+        Recurrence("real", "steps", "right", reverse=True),
+        Recurrence("real", "fixed", vector=False),
+        Recurrence("max", "steps", untraced=True),
+        Recurrence("real", "fixed", has_offset=False, has_n_steps=True),
     ],
     ids=str,
 )
@@ -190,11 +189,14 @@ def test_matrix_recurrences(jax_on_device, op, size):
 
 
 def test_a_matrix_recurrence_of_wrong_lengths(jax_on_device):
-    op = LinearScan.of("real", "steps")
+    op = Recurrence("real", "steps")
     matrix, offset, initial = make_values(op, 5, 3)
     inputs = [pt.tensor(dtype="float64", shape=(None,) * n) for n in (3, 2, 2)]
     function = pytensor.function(inputs, op(*inputs), mode="JAX")
-    with pytest.raises(SequenceLengthError, match="5 rows in time"):
+    with pytest.raises(
+        SequenceLengthError,
+        match="`offset` gives 5 rows, but another",
+    ):
         function(matrix[:4], offset, initial)
 
 

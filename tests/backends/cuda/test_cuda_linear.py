@@ -12,10 +12,9 @@ from scanlib.backends.cuda.linear import LinearKernels, check_linear
 from scanlib.backends.cuda.schedule import LinearSchedule, choose_linear
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.errors import LoopError, SequenceLengthError
-from scanlib.ops.lowered.linear_loop import run_in_python
-from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.cuda_device import compile_for_host, launches
 from tests.cuda_linear import cut, kernels_of, run, run_in_chunks
+from tests.linear import Recurrence
 from tests.ops.test_linear_scan import OPTIONS, arguments, make_values, reference
 
 pytestmark = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler")
@@ -58,9 +57,9 @@ def test_more_forms(op, cuda_on_host):
 
 
 SOME = [
-    LinearScan.of("real", "steps", "right", vector=False, reverse=True),
-    LinearScan.of("real", "fixed", untraced=True),
-    LinearScan.of("log", "fixed"),
+    Recurrence("real", "steps", "right", vector=False, reverse=True),
+    Recurrence("real", "fixed", untraced=True),
+    Recurrence("log", "fixed"),
 ]
 
 
@@ -80,7 +79,7 @@ def test_lengths(op, size, cuda_on_host):
 @pytest.mark.parametrize("size", [0, 2, 11])
 def test_nothing_to_do(size, cuda_on_host):
     """No items, no batch, no columns, no initial row."""
-    op = LinearScan.of("real", "steps", vector=False)
+    op = Recurrence("real", "steps", vector=False)
     check(op, 5, 0)
     check(op, 5, size, batch=(0,))
     check(op, 5, size, columns=0)
@@ -91,15 +90,15 @@ def test_nothing_to_do(size, cuda_on_host):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("size", [3, 6, 11])
 def test_dtypes(dtype, size, cuda_on_host):
-    for op in (LinearScan.of("real", "steps", "right"), LinearScan.of("real", "fixed")):
+    for op in (Recurrence("real", "steps", "right"), Recurrence("real", "fixed")):
         check(op, 40, size, dtype=dtype, batch=(2,))
     if not dtype.startswith("complex"):
-        check(LinearScan.of("log", "steps"), 40, size, dtype=dtype)
+        check(Recurrence("log", "steps"), 40, size, dtype=dtype)
 
 
 @pytest.mark.parametrize("size", [3, 11])
 def test_half_precision_is_kept_in_memory_only(size, cuda_on_host):
-    op = LinearScan.of("real", "fixed")
+    op = Recurrence("real", "fixed")
     values = make_values(op, 200, size, dtype="float16")
     expected = reference(op, *(value.astype("float32") for value in values), 200)
     for actual in run_in_chunks(op, list(values)):
@@ -110,7 +109,7 @@ def test_half_precision_is_kept_in_memory_only(size, cuda_on_host):
 @pytest.mark.parametrize("size", [3, 11])
 def test_strides(size, cuda_on_host):
     """Arrays that are not contiguous, read backwards, or broadcast."""
-    op = LinearScan.of("real", "steps", "right", vector=False)
+    op = Recurrence("real", "steps", "right", vector=False)
     matrix, offset, initial = make_values(op, 30, size, batch=(2,))
     matrix = np.asfortranarray(matrix)
     wide = np.repeat(offset, 2, axis=2)[::-1, :, ::2]
@@ -125,18 +124,17 @@ def test_strides(size, cuda_on_host):
 @pytest.mark.parametrize("coefficient", ["fixed", "steps"])
 def test_missing_items_make_no_nan(size, side, coefficient, cuda_on_host):
     """Where the mask is false, 0 times infinity is nothing."""
-    op = LinearScan.of("real", coefficient, side, has_mask=True)
+    op = Recurrence("real", coefficient, side, has_mask=True)
     mask = np.random.default_rng(1).random((size, size)) < 0.6
     np.fill_diagonal(mask, True)
     mask[0, 1:] = mask[1:, 0] = False
-    plain = LinearScan.of("real", coefficient, side)
+    plain = Recurrence("real", coefficient, side)
     matrix, offset, initial = make_values(plain, 40, size)
     matrix = np.where(mask, matrix, 0.0)
     for special in (0.0, np.inf, np.nan):
         offset[7, 0] = special
         inputs = [matrix, offset, initial, mask]
-        with np.errstate(all="ignore"):
-            expected = run_in_python(op, op.parts(inputs))
+        expected = op.walked(inputs)
         assert np.isfinite(expected[:, 1:]).all()
         for actual in run_in_chunks(op, inputs):
             np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-12)
@@ -145,7 +143,7 @@ def test_missing_items_make_no_nan(size, side, coefficient, cuda_on_host):
 @pytest.mark.parametrize("size", [11, 33])
 def test_order_of_threads_does_not_matter(size, monkeypatch):
     monkeypatch.setattr(linear, "choose_linear", cut(4))
-    op = LinearScan.of("real", "steps")
+    op = Recurrence("real", "steps")
     values = list(make_values(op, 60, size, batch=(3,)))
     values[1][30, 1, 2] = np.inf
     found = []
@@ -158,9 +156,12 @@ def test_order_of_threads_does_not_matter(size, monkeypatch):
 
 
 def test_wrong_arguments():
-    op = LinearScan.of("real", "steps")
+    op = Recurrence("real", "steps")
     matrix, offset, initial = make_values(op, 5, 3)
-    with pytest.raises(SequenceLengthError, match="4 rows in time"):
+    with pytest.raises(
+        SequenceLengthError,
+        match="`offset` gives 5 rows, but another",
+    ):
         run(op, [matrix[:4], offset, initial])
     with pytest.raises(LoopError, match="differ along one axis"):
         run(op, [matrix[:, :2], offset, initial])
@@ -209,7 +210,7 @@ class TestSchedule:
 def test_launches(monkeypatch):
     """One launch if vectors are walked whole, four if they are cut."""
     monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
-    op = LinearScan.of("real", "fixed")
+    op = Recurrence("real", "fixed")
     for steps, wanted in ((20, 1), (3000, 4)):
         before = launches()
         run(op, list(make_values(op, steps, 3)))
@@ -217,10 +218,10 @@ def test_launches(monkeypatch):
 
 
 def test_kernels_are_written_once():
-    op = LinearScan.of("real", "fixed")
+    op = Recurrence("real", "fixed")
     first = kernels_of(op, list(make_values(op, 5, 3)))
     assert kernels_of(op, list(make_values(op, 9, 3))) is first
     assert kernels_of(op, list(make_values(op, 9, 4))) is not first
-    other = kernels_of(LinearScan.of("real", "fixed", reverse=True), list(make_values(op, 9, 3)))
+    other = kernels_of(Recurrence("real", "fixed", reverse=True), list(make_values(op, 9, 3)))
     assert isinstance(other, LinearKernels)
     assert other.source == first.source  # only strides differ

@@ -7,9 +7,9 @@ import pytensor
 import pytest
 
 from scanlib.backends.cuda import linear
-from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.cuda_device import walked_again
 from tests.cuda_linear import cut, kernels_of, run
+from tests.linear import Recurrence
 from tests.ops.test_linear_scan import make_values, reference
 
 pytestmark = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not pytensor.config.cxx, reason="no C++ compiler
 @pytest.mark.parametrize("semiring", ["real", "log", "max", "min"])
 @pytest.mark.parametrize("coefficient", ["fixed", "steps"])
 def test_special_items(semiring, coefficient, size, cuda_in_chunks):
-    op = LinearScan.of(semiring, coefficient)
+    op = Recurrence(semiring, coefficient)
     for special in (0.0, 1e-310, 1e300, -1e300, np.inf, -np.inf, np.nan):
         values = make_values(op, 24, size)
         for place in range(3):
@@ -36,7 +36,7 @@ def test_special_items(semiring, coefficient, size, cuda_in_chunks):
 
 @pytest.mark.parametrize("size", [4, 12])
 def test_powers_that_overflow_where_no_state_does(size, cuda_in_chunks):
-    op = LinearScan.of("real", "fixed")
+    op = Recurrence("real", "fixed")
     matrix = np.zeros((size, size))
     matrix[0, 1] = matrix[1, 2] = 1e200
     matrix[3, 3] = 0.5
@@ -54,7 +54,7 @@ def test_powers_that_overflow_where_no_state_does(size, cuda_in_chunks):
 @pytest.mark.parametrize("size", [2, 9])
 @pytest.mark.parametrize("place", [1, 5, 8, 9, 17, 40])
 def test_overflow_that_a_later_step_would_undo(place, size, cuda_in_chunks):
-    op = LinearScan.of("real", "steps", has_offset=False)
+    op = Recurrence("real", "steps", has_offset=False)
     matrix = np.tile(np.eye(size), (45, 1, 1))
     matrix[place, 0, 0], matrix[place + 1, 0, 0] = 1e200, 1e-200
     initial = np.full((1, size), 1e200)
@@ -67,7 +67,7 @@ def test_overflow_that_a_later_step_would_undo(place, size, cuda_in_chunks):
 @pytest.mark.parametrize("size", [2, 9])
 @pytest.mark.parametrize("semiring", ["log", "max", "min"])
 def test_huge_weights_absorb_the_state(semiring, size, cuda_in_chunks):
-    op = LinearScan.of(semiring, "steps", has_offset=False)
+    op = Recurrence(semiring, "steps", has_offset=False)
     matrix = np.zeros((45, size, size))
     matrix[12], matrix[13] = 1e300, -1e300
     initial = np.full((1, size), 7.0)
@@ -81,7 +81,7 @@ def test_huge_weights_absorb_the_state(semiring, size, cuda_in_chunks):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
 def test_states_that_decay_and_grow_again(size, dtype, cuda_on_host):
     """Products of matrices vanish where the state itself, large at first, does not."""
-    op = LinearScan.of("real", "steps")
+    op = Recurrence("real", "steps")
     small, most, turn = (2.0**-9, 2.0**600, 120) if dtype == "float64" else (0.25, 2.0**90, 80)
     factors = np.repeat([1.0, small, 1 / small, 1.0], [3, turn, turn, 2 * turn])
     for mixed in (False, True):
@@ -107,7 +107,7 @@ def test_states_that_decay_and_grow_again(size, dtype, cuda_on_host):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
 def test_an_item_far_below_others_is_not_lost(size, dtype, cuda_on_host):
     """What a product of matrices that vanishes has lost shows beside its own row alone."""
-    op = LinearScan.of("real", "steps", has_offset=False)
+    op = Recurrence("real", "steps", has_offset=False)
     small, most, turn = (2.0**-9, 2.0**600, 120) if dtype == "float64" else (0.25, 2.0**90, 80)
     factors = np.repeat([1.0, small, 1.0], [3, turn, turn + 3])
     matrix = np.zeros((len(factors), size, size), dtype)
@@ -123,7 +123,7 @@ def test_an_item_far_below_others_is_not_lost(size, dtype, cuda_on_host):
 
 @pytest.mark.parametrize("size", [3, 9])
 def test_logarithms_far_apart(size, cuda_in_chunks):
-    op = LinearScan.of("log", "fixed")
+    op = Recurrence("log", "fixed")
     rng = np.random.default_rng(0)
     matrix = np.full((size, size), -np.inf)
     matrix[:3, :3] = [[0.0, -900.0, -np.inf], [-np.inf, -2.0, -800.0], [-900.0, 3.0, -np.inf]]
@@ -142,7 +142,7 @@ def test_logarithms_far_apart(size, cuda_in_chunks):
 )
 def test_chunks_are_composed(size, special, most, cuda_in_chunks):
     """Steps are walked one by one only where they must be: not for ordinary numbers."""
-    op = LinearScan.of("real", "steps")
+    op = Recurrence("real", "steps")
     matrix, offset, initial = make_values(op, 2000, size, dtype="float32")
     if special == "decay":
         matrix *= 0.1

@@ -32,6 +32,7 @@ from tests.cuda_device import (  # noqa: E402
     emulated_driver,
     launches,
 )
+from tests.linear import Recurrence  # noqa: E402
 
 
 class EmulatedDevice(cuda.Device):
@@ -88,10 +89,10 @@ def test_long_series(torch_on_device, monkeypatch):
 @pytest.mark.parametrize(
     "op",
     [
-        LinearScan.of("real", "steps", "right", reverse=True),
-        LinearScan.of("real", "fixed", vector=False, untraced=True),
-        LinearScan.of("log", "steps"),
-        LinearScan.of("real", "fixed", has_offset=False, has_n_steps=True),
+        Recurrence("real", "steps", "right", reverse=True),
+        Recurrence("real", "fixed", vector=False, untraced=True),
+        Recurrence("log", "steps"),
+        Recurrence("real", "fixed", has_offset=False, has_n_steps=True),
     ],
     ids=str,
 )
@@ -101,7 +102,7 @@ def test_matrix_recurrences(torch_on_device, op, size):
     values = [value for value in make_values(op, steps, size, batch=(2,)) if value is not None]
     inputs = [pt.tensor(dtype=v.dtype, shape=(None,) * v.ndim) for v in values]
     given = [*([pt.constant(steps)] if op.has_n_steps else []), *inputs]
-    outputs = [op(*given), op.with_options(reverse=not op.reverse)(*given)]
+    outputs = [op(*given), op.reversed()(*given)]
     function = pytensor.function(inputs, outputs, mode="PYTORCH")
     count = sum(isinstance(n.op, LinearScan) for n in function.maker.fgraph.apply_nodes)
     with pytensor.config.change_flags(scanlib__perform="python"):
@@ -115,7 +116,7 @@ def test_matrix_recurrences(torch_on_device, op, size):
 
 def test_matrix_recurrences_without_kernels(torch_on_device):
     """Large matrices run by functions of tensors; what does not fit raises what it always does."""
-    op = LinearScan.of("real", "steps")
+    op = Recurrence("real", "steps")
     inputs = [pt.tensor(dtype="float64", shape=(None,) * n) for n in (3, 2, 2)]
     function = pytensor.function(inputs, op(*inputs), mode="PYTORCH")
     before = launches()
@@ -125,7 +126,7 @@ def test_matrix_recurrences_without_kernels(torch_on_device):
     np.testing.assert_allclose(np.asarray(function(*values)), expected, rtol=1e-10, atol=1e-12)
     assert launches() == before
     matrix, offset, initial = make_values(op, 5, 3)
-    with pytest.raises(SequenceLengthError, match="4 rows in time"):
+    with pytest.raises(SequenceLengthError, match="another sequence of the loop has 4"):
         function(matrix[:4], offset, initial)
 
 

@@ -20,6 +20,7 @@ from pytensor.compile.mode import get_mode  # noqa: E402
 
 from scanlib.backends.jax.handlers import TARGET  # noqa: E402
 from scanlib.backends.jax.kernels import is_compiled  # noqa: E402
+from tests.linear import Recurrence  # noqa: E402
 
 JAX = get_mode("JAX")
 rng = np.random.default_rng(11)
@@ -248,10 +249,8 @@ class TestMatrices:
     @pytest.mark.parametrize("semiring", ["real", "log", "max", "min"])
     @pytest.mark.parametrize("reverse", [False, True])
     def test_semirings(self, perform, semiring, reverse):
-        from scanlib.ops.lowered.linear_loop import run_in_python
-        from scanlib.ops.lowered.linear_scan import Parts
 
-        op = LinearScan.of(semiring=semiring, reverse=reverse, side="right")
+        op = Recurrence(semiring=semiring, reverse=reverse, side="right")
         A, b, h = pt.dtensor3("A"), pt.dmatrix("b"), pt.dmatrix("h")
         with pytensor.config.change_flags(scanlib__perform=perform):
             function = compiled([A, b, h], op(A, b, h))
@@ -261,7 +260,7 @@ class TestMatrices:
                     rng.normal(size=(steps, 3)),
                     rng.normal(size=(1, 3)),
                 )
-                expected = run_in_python(op, Parts(None, *values))
+                expected = op.walked(values)
                 np.testing.assert_allclose(function(*values), expected, rtol=1e-10)
 
     @pytest.mark.slow

@@ -7,8 +7,8 @@ import pytest
 from pytensor.configdefaults import config
 
 import scanlib
-from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.checks import assert_same
+from tests.linear import Recurrence
 from tests.modes import MODES
 
 
@@ -57,8 +57,8 @@ def test_without_numbas_cache(linker):
 def test_one_recurrence_called_by_compiled_code_and_by_python():
     """On disk, the one must not be found for the other."""
     A, x = pt.dtensor3("A"), pt.dmatrix("x")
-    h = LinearScan.of("real", reverse=True)(A, x, pt.ones((1, 3)))
-    outputs = [h, LinearScan.of("real", side="right")(A, h[1:], h[:1])]
+    h = Recurrence("real", reverse=True)(A, x, pt.ones((1, 3)))
+    outputs = [h, Recurrence("real", side="right")(A, h[1:], h[:1])]
     rng = np.random.default_rng(0)
     values = rng.normal(size=(4, 3, 3)), rng.normal(size=(4, 3))
     results = []

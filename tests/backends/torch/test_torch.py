@@ -17,6 +17,7 @@ from pytensor.compile.mode import get_mode
 
 import scanlib
 from tests.checks import assert_same
+from tests.linear import Recurrence
 from tests.modes import MODES
 from tests.ops import test_generated as generated
 from tests.strategies import loops
@@ -129,7 +130,7 @@ class TestValuesAndGradients:
     @pytest.mark.parametrize("reverse", [False, True])
     def test_matrix_recurrences(self, semiring, reverse, way, eager):
         matrices, x = pt.tensor3("A"), pt.matrix("x")
-        op = scanlib.ops.lowered.linear_scan.LinearScan.of(semiring, reverse=reverse)
+        op = Recurrence(semiring, reverse=reverse)
         history = op(matrices, x, pt.ones((1, 3)))
         values = [rng.normal(size=(4, 3, 3)), rng.normal(size=(4, 3))]
         both([matrices, x], [history], values)
@@ -172,9 +173,12 @@ class TestValuesAndGradients:
 class TestErrors:
     def test_sequences_of_different_lengths(self, way, eager):
         matrices, x = pt.tensor3("A"), pt.matrix("x")
-        h = scanlib.ops.lowered.linear_scan.LinearScan.of()(matrices, x, pt.ones((1, 2)))
+        h = Recurrence()(matrices, x, pt.ones((1, 2)))
         function = pytensor.function([matrices, x], h, mode="PYTORCH")
-        with pytest.raises(ValueError, match="matrix has 3 rows in time"):
+        with pytest.raises(
+            ValueError,
+            match="`offset` gives 4 rows, but another",
+        ):
             function(np.ones((3, 2, 2)), np.ones((4, 2)))
 
     def test_changing_shapes(self, way, eager):
