@@ -34,7 +34,6 @@ from pytensor.tensor.type import TensorType
 from scanlib._compat import freeze_graph, thaw_graph
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.positions import has_positions
 from scanlib.ops.scan import Scan
 
 Axes = tuple[str | None, ...]
@@ -273,14 +272,13 @@ def _new_part(node: Apply, factors: Factors) -> Apply | bool | None:
 def loop_factors(op: LoopOp, extra: int) -> Factors | None:
     """Return along which axes a loop may be cut.
 
-    `extra` inputs come behind its own. None for loops that end by a condition, or whose
-    channels know their places.
+    `extra` inputs come behind its own. None for loops that end by a condition.
     """
     if op.signature.has_stop:
         return None
     if not isinstance(op, ElemwiseScan):
         return _step_factors(op.scan, extra)
-    return None if has_positions(op.body.outputs) else _channel_factors(op, extra)
+    return _channel_factors(op, extra)
 
 
 def _step_factors(op: Scan, extra: int) -> Factors:
