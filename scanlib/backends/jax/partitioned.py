@@ -32,8 +32,8 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import freeze_graph, thaw_graph
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 Axes = tuple[str | None, ...]
@@ -269,7 +269,7 @@ def _new_part(node: Apply, factors: Factors) -> Apply | bool | None:
 # What may be cut
 
 
-def loop_factors(op: Scan | ElemwiseScan | LinearScan, extra: int) -> Factors | None:
+def loop_factors(op: LoopOp, extra: int) -> Factors | None:
     """Return along which axes a loop may be cut.
 
     `extra` inputs come behind its own. None for loops that end by a condition.
@@ -277,7 +277,7 @@ def loop_factors(op: Scan | ElemwiseScan | LinearScan, extra: int) -> Factors | 
     if op.signature.has_stop:
         return None
     if not isinstance(op, ElemwiseScan):
-        return _step_factors(op if isinstance(op, Scan) else op.scan, extra)
+        return _step_factors(op.scan, extra)
     return _channel_factors(op, extra)
 
 
