@@ -349,7 +349,8 @@ def slide(
     """
     depth, tap = window.depth, entering_tap(window, results)
     type = window.row_type
-    zero = pt.zeros_like(window.buffer[0])
+    dtype = window.buffer.type.dtype
+    zero = pt.zeros_like(window.buffer[0]) if type.ndim else pt.zeros((), dtype=dtype)
     starts = [zero] * depth
     behind: list[Variable] = []
     if tap == 0 and depth:
