@@ -50,6 +50,7 @@ def funcify_slice(node: Apply, plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that gives a `Window`, where the bounds are known."""
 
     def slice_(array: Any, *parts: Any) -> Any:
+        array = sliced(array)
         (index,) = indices_from_subtensor(parts, node.op.idx_list)
         bounds = [None if b is None else static_int(b) for b in (index.start, index.stop)]
         given = [b for b in (index.start, index.stop) if b is not None]
