@@ -28,7 +28,6 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, graph_inputs, toposort
-from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib._compat import features
@@ -39,6 +38,7 @@ from scanlib.ops.linker_features import (
 )
 from scanlib.ops.loop import Loop, Output, Results, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.row_ops.checked_rows import CheckedValue
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import Detached, Part, detach, results_by_part
 from scanlib.rewrites.lower.canonical_loop import canonical_loop, sizes_from_outside
@@ -340,7 +340,7 @@ class _Split:
         found = self.over_time.results(loop, self.read, self.by_part, parts.taken_sums)
         if self.results is not None or not loop.required_steps:
             return found
-        check = CheckAndRaise(IndexError, loop.messages().missing_steps())
+        check = CheckedValue(IndexError, loop.messages().missing_steps())
         enough = pt.ge(loop.length(), loop.required_steps)
         states = len(loop.states)
         checked = [value if value is None else check(value, enough) for value in found[:states]]
