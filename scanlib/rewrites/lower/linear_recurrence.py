@@ -286,7 +286,7 @@ def shift_carries(loop: Loop) -> dict[int, Variable]:
     """
     _, recurrent = split_sums(loop)
     outputs = loop.body_outputs()
-    values = {part.value for part in recurrent}
+    values = {carry.value for carry in loop.carries}  # sums are no part of the recurrence
     found = {}
     for carry in recurrent:
         shift = _added_to(carry.value, outputs)
