@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytensor
+from pytensor.raise_op import CheckAndRaise
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
@@ -17,11 +18,12 @@ def compiled(inputs, outputs, mode="JAX"):
 
 
 def loop_ops(function):
-    """Return scanlib's Ops in a function."""
+    """Return scanlib's Ops in a function, without checks."""
     return [
         node.op
         for node in function.maker.fgraph.toposort()
         if type(node.op).__module__.startswith("scanlib.ops")
+        and not isinstance(node.op, CheckAndRaise)
     ]
 
 

@@ -13,11 +13,11 @@ from pytensor.graph.fg import FunctionGraph
 from scanlib.explain.data import IN_ORDER, verdict
 from scanlib.lengths.known import loops_of_unknown_length
 from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.associative_scan import AssociativeScan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.python_loop import PythonLoop
-from scanlib.ops.scan import Scan
 
 # Linkers by the name of their class, so that none of their libraries is imported.
 _NAMES = {
@@ -41,6 +41,21 @@ def linker_name(linker: Any) -> str:
     return _NAMES.get(name, name)
 
 
+# Why no kernel of scanlib's runs a loop, and what its author can do.
+_SWITCHED_OFF = (
+    "scanlib's kernels are switched off: the flag scanlib__perform is python",
+    "set the flag scanlib__perform to auto",
+)
+_UNKNOWN_LENGTH = (
+    "JAX does not know the number of steps when it compiles",
+    "give a number of steps that does not depend on values, if you can",
+)
+_GIVEN_UP = (
+    "numba could not compile the step; a warning of the first call says why",
+    "write the step with functions of pytensor.tensor alone",
+)
+
+
 @dataclass(frozen=True)
 class Setting:
     """Where loops were found: `inside` which Op, `reasons` why loops of `pytensor.scan` were not
@@ -62,18 +77,6 @@ class Setting:
         unknown = loops_of_unknown_length(fgraph, data, (KnownNumber,))
         return replace(self, unknown=frozenset(unknown))
 
-    def has_unknown_length(self, node: Apply) -> bool:
-        """Whether the linker does not know a loop's greatest number of steps when it compiles."""
-        return node in self.unknown
-
-    def is_compiled_here(self, node: Apply) -> bool:
-        """Whether scanlib writes the loop's code, in numba or C."""
-        if self.linker == "numba":
-            return True
-        if self.linker == "JAX":
-            return not self.has_unknown_length(node) and _has_xla_code(node)
-        return self.linker in _PERFORM and not _runs_in_python(node)
-
     def other_schedule(self) -> str:
         """Return the schedule of loops that the numba backend does not write."""
         by_tensors = self.linker == "PyTorch" and config.scanlib__perform == "python"
@@ -83,50 +86,41 @@ class Setting:
 
     def running(self, node: Apply, schedule: str, grade: dict[str, Any]) -> dict[str, Any]:
         """Return schedule and verdict, which are given for compiled code, and what runs a loop."""
-        if not self.is_compiled_here(node):
-            schedule, grade = self.other_schedule(), verdict(IN_ORDER, *self.obstacle(node))
-        return {"schedule": schedule, **grade, "runs": self.runs(node)}
+        text, obstacle = self.runs(node)
+        if obstacle:
+            schedule, grade = self.other_schedule(), verdict(IN_ORDER, *obstacle)
+        return {"schedule": schedule, **grade, "runs": text}
 
-    def obstacle(self, node: Apply) -> tuple[str, ...]:
-        """Return why no kernel of scanlib's runs a loop, and what its author can do."""
-        if config.scanlib__perform == "python":
-            why = "scanlib's kernels are switched off: the flag scanlib__perform is python"
-            return why, "set the flag scanlib__perform to auto"
-        if self.has_unknown_length(node):
-            why = "JAX does not know the number of steps when it compiles"
-            return why, "give a number of steps that does not depend on values, if you can"
-        if self.linker in _PERFORM:
-            why = "numba could not compile the step; a warning of the first call says why"
-            return why, "write the step with functions of pytensor.tensor alone"
-        return (f"the {self.linker} linker takes the steps of this loop in order",)
-
-    def runs(self, node: Apply) -> str:
-        """Return what runs a loop."""
+    def runs(self, node: Apply) -> tuple[str, tuple[str, ...]]:
+        """Return what runs a loop and, where it is no code of scanlib's in numba or C, why not, and
+        what the author of the loop can do."""
+        is_off = config.scanlib__perform == "python"
+        in_order = (f"the {self.linker} linker takes the steps of this loop in order",)
         if self.linker == "numba":
-            return "as a part of the function that numba compiles"
+            return "as a part of the function that numba compiles", ()
+        if node in self.unknown:
+            text = f"by lax.while_loop, because {_UNKNOWN_LENGTH[0]}"
+            return text, _SWITCHED_OFF if is_off else _UNKNOWN_LENGTH
         if self.linker == "JAX":
-            if self.has_unknown_length(node):
-                return (
-                    "by lax.while_loop, because JAX does not know the number of steps when it "
-                    "compiles"
-                )
-            return _runs_in_jax(node)
-        if self.linker == "PyTorch":
-            return _runs_in_torch(node)
+            obstacle: tuple[str, ...] = () if _has_xla_code(node) else in_order
+            return _runs_in_jax(node), _SWITCHED_OFF if obstacle and is_off else obstacle
         if self.linker not in _PERFORM:
-            return f"through the {self.linker} linker"
-        if config.scanlib__perform == "python":
-            return "in plain Python, because the flag scanlib__perform is python"
+            return f"through the {self.linker} linker", _SWITCHED_OFF if is_off else in_order
+        obstacle = _SWITCHED_OFF if is_off else _GIVEN_UP if _gave_up(node) else ()
+        if self.linker == "PyTorch":
+            return _runs_in_torch(node), obstacle
+        if is_off:
+            return "in plain Python, because the flag scanlib__perform is python", obstacle
         if self.linker == "C" and getattr(node.op, "has_code", lambda _: False)(node):
-            return "as C code of its own"
-        if _runs_in_python(node):
-            return "in plain Python, because numba could not compile it"
-        return "as a function of its own, compiled by numba at the first call"
+            return "as C code of its own", obstacle
+        if obstacle:
+            return "in plain Python, because numba could not compile it", obstacle
+        return "as a function of its own, compiled by numba at the first call", ()
 
 
 def _has_xla_code(node: Apply) -> bool:
     """Whether the JAX backend has XLA call compiled code of scanlib's on the CPU."""
-    if not isinstance(node.op, Scan | ElemwiseScan | LinearScan):
+    if not isinstance(node.op, LoopOp):
         return False
     from scanlib.backends.jax.kernels import is_compiled
 
@@ -179,14 +173,12 @@ def _runs_in_torch(node: Apply) -> str:
     if config.scanlib__perform == "python":
         return "by functions of tensors, because the flag scanlib__perform is python"
     own = "as a function of its own on the CPU, compiled by numba at the first call"
-    if _runs_in_python(node):
+    if _gave_up(node):
         own = "in plain Python on the CPU, because numba could not compile it"
     return f"{own}; {_on_cuda(node)}by functions of tensors on other devices"
 
 
-def _runs_in_python(node: Apply) -> bool:
-    """Whether the flag says so, or numba has given up on the loop in an earlier call."""
-    if config.scanlib__perform == "python":
-        return True
+def _gave_up(node: Apply) -> bool:
+    """Whether numba could not compile the loop in an earlier call."""
     runner = getattr(node.op, "_runners", {}).get(config.scanlib__perform)
     return isinstance(getattr(runner, "run", runner), PythonLoop)

@@ -98,8 +98,7 @@ def _elementwise(node: Apply, setting: Setting) -> LoopExplanation:
     chosen = schedule(op)
     if chosen == "steps" and loop.stop is not None:
         obstacles.append(Obstacle("`until`", "steps after the last one must not be computed"))
-    compiled = setting.is_compiled_here(node)
-    threads, shares = _threads(op, chosen) if compiled else (1, None)
+    threads, shares = (1, None) if setting.runs(node)[1] else _threads(op, chosen)
     grade = _grade_elementwise(op, chosen, analysis.families, titles)
     return LoopExplanation(
         op="ElemwiseScan",
@@ -121,8 +120,7 @@ def _scan(node: Apply, setting: Setting) -> LoopExplanation:
     recurrences: list[str | None] = [None] * len(loop.states)
     recurrences += ["sum over time" if is_sum else None for is_sum in sum_carries(loop)]
     obstacles, nouns = obstacles_of(node)
-    compiled = setting.is_compiled_here(node)
-    inner = tuple(_inner_loops(node, setting, compiled))
+    inner = tuple(_inner_loops(node, setting, compiled=not setting.runs(node)[1]))
     order = "one function for the loop, operation by operation in each step"
     running = setting.running(node, order, _grade_general(obstacles, nouns))
     if is_newton(op):
@@ -199,7 +197,7 @@ def _associative(node: Apply, setting: Setting) -> LoopExplanation:
         op="AssociativeScan",
         work="an associative function of two rows",
         schedule=setting.other_schedule(),
-        runs=setting.runs(node),
+        runs=setting.runs(node)[0],
         **verdict(
             PARALLEL, "the function is promised to be associative, so rows combine in a tree"
         ),

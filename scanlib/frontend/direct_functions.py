@@ -86,7 +86,7 @@ def read_numbers(function: str, kinds: str, **given: Any) -> dict[str, Any]:
             value = np.asarray(value) if isinstance(value, bool) else value
             result[name] = as_tensor(value, f"{function}: {name}")
     strong = [variable.type.dtype for variable in result.values() if variable is not None]
-    common = upcast(*strong) if strong else None
+    common = np.dtype(upcast("bool", *strong))
     for name, value in given.items():
         if _is_weak(value):
             result[name] = pt.constant(np.asarray(value, dtype=_weak_dtype(value, common)))
@@ -96,19 +96,13 @@ def read_numbers(function: str, kinds: str, **given: Any) -> dict[str, Any]:
     return result
 
 
-def _weak_dtype(value: Any, common: str | None) -> np.dtype:
-    if common is None:
-        dtype = np.asarray(value).dtype
-        return np.dtype(config.floatX) if dtype.kind == "f" else dtype
-    kind = np.dtype(common).kind
-    if isinstance(value, float) and kind in "biu":
+def _weak_dtype(value: Any, common: np.dtype) -> np.dtype:
+    if isinstance(value, float) and common.kind in "biu":
         return np.dtype(config.floatX)
     try:
-        dtype = np.result_type(np.dtype(common), value)
-        np.asarray(value, dtype=dtype)
+        return np.asarray(value, dtype=np.result_type(common, value)).dtype
     except OverflowError:
         return np.asarray(value).dtype
-    return dtype
 
 
 def _check_kind(variable: Variable, kinds: str, where: str) -> None:
@@ -192,7 +186,7 @@ def check_rows(function: str, rows: dict[str, tuple[int | None, ...]]) -> None:
 def run(
     name: str,
     step: Callable[..., Sequence[Variable]],
-    sequences: dict[str, Variable],
+    arguments: Sequence[Argument],
     initial: dict[str, Variable],
     reverse: bool = False,
 ) -> Built:
@@ -203,20 +197,25 @@ def run(
     name : str
         Of the function; messages begin with it.
     step : callable
-        Takes rows, then states; returns the next states, then outputs.
-    sequences, initial : dict
-        What the rows are of, time in front, and the values before the first step.
+        Takes a row of each argument, or what is the same at every step, then states; returns the
+        next states, then outputs.
+    arguments : sequence of Argument
+    initial : dict
+        The values of the states before the first step.
     reverse : bool
+        Whether to go from the last row to the first.
     """
-    given = [SequenceArgument(value, [0], key, key) for key, value in sequences.items()]
+    timed = [SequenceArgument(a.value, [0], a.name, a.name) for a in arguments if a.timed]
     states = [
         OutputArgument(pt.expand_dims(value, 0), [-1], key, key) for key, value in initial.items()
     ]
 
     def call(values: list[tuple[Variable, str]]) -> StepResult:
-        return StepResult(list(step(*(value for value, _ in values))), {}, None)
+        own = iter([value for value, _ in values])
+        given = [next(own) if argument.timed else argument.value for argument in arguments]
+        return StepResult(list(step(*given, *own)), {}, None)
 
-    rows = [(argument, 0, argument.variable) for argument in given]
+    rows = [(argument, 0, argument.variable) for argument in timed]
     return LoopBuilder(name, call, rows, states, name).build(reverse=reverse)
 
 
@@ -230,29 +229,10 @@ def recurrence(
 ) -> Variable:
     """Return the trace of a loop with one state, its time axis at `axis`.
 
-    Parameters
-    ----------
-    name : str
-        Name of the loop, and of its trace.
-    step : callable
-        Takes the state, then a row of each argument; returns the next state.
-    arguments : sequence of Argument
-    initial : Variable
-        The state before the first step, of its rank and dtype; sizes of 1 broadcast.
-    axis : int
-        Where the time axis stands in the result.
-    reverse : bool
-        Whether to go from the last row to the first.
+    The state before the first step has the rank and the dtype of all; sizes of 1 broadcast.
     """
-    sequences = {argument.name: argument.value for argument in arguments if argument.timed}
-
-    def call(*rows: Variable) -> list[Variable]:
-        own = iter(rows)
-        given = [next(own) if argument.timed else argument.value for argument in arguments]
-        return [step(rows[-1], *given)]
-
-    (trace,) = run(name, call, sequences, {"h": initial}, reverse).values
-    result = pt.moveaxis(trace, 0, axis) if axis else trace
+    built = run(name, lambda *rows: [step(*rows)], arguments, {"h": initial}, reverse)
+    result = pt.moveaxis(built.values[0], 0, axis) if axis else built.values[0]
     name_result(result, name)
     return result
 
@@ -348,7 +328,7 @@ def _diagonal_scan(
     check_lengths(function, arguments)
     rows = {argument.name: argument.row_shape() for argument in arguments}
     start = _start(function, rows, (a, b, init), ndim - 1)
-    return recurrence(function, lambda h, a, b: a * h + b, arguments, start, axis, reverse)
+    return recurrence(function, lambda a, b, h: a * h + b, arguments, start, axis, reverse)
 
 
 def _start(
@@ -400,7 +380,7 @@ def _matrix_scan(
         start = pt.alloc(start, *sizes)
     batched = start.type.ndim > core or len(matrices) > 2
 
-    def step(h: Variable, a: Variable, b: Variable) -> Variable:
+    def step(a: Variable, b: Variable, h: Variable) -> Variable:
         if not batched:
             return pt.dot(a, h) + b
         return (pt.matvec(a, h) if vectors else pt.matmul(a, h)) + b
@@ -629,7 +609,7 @@ def cummax(x: Any, axis: int = 0, reverse: bool = False) -> Variable:
     >>> print(pytensor.function([x], scanlib.cummax(x))([1.0, 3.0, 2.0, 5.0]))
     [1. 3. 3. 5.]
     """
-    return _running("cummax", "buif", x, lambda h, x: pt.maximum(x, h), _lowest, axis, reverse)
+    return _running("cummax", "buif", x, pt.maximum, -1, axis, reverse)
 
 
 def cummin(x: Any, axis: int = 0, reverse: bool = False) -> Variable:
@@ -645,7 +625,7 @@ def cummin(x: Any, axis: int = 0, reverse: bool = False) -> Variable:
     >>> print(pytensor.function([x], scanlib.cummin(x, reverse=True))([1.0, 3.0, 2.0, 5.0]))
     [1. 2. 2. 5.]
     """
-    return _running("cummin", "buif", x, lambda h, x: pt.minimum(x, h), _highest, axis, reverse)
+    return _running("cummin", "buif", x, pt.minimum, 1, axis, reverse)
 
 
 def cumlogsumexp(x: Any, axis: int = 0, reverse: bool = False) -> Variable:
@@ -682,7 +662,7 @@ def cumlogsumexp(x: Any, axis: int = 0, reverse: bool = False) -> Variable:
     >>> print(f([-np.inf, 1000.0, 1000.0]))
     [         -inf 1000.         1000.69314718]
     """
-    return _running("cumlogsumexp", "iuf", x, logaddexp, _lowest, axis, reverse)
+    return _running("cumlogsumexp", "iuf", x, logaddexp, -1, axis, reverse)
 
 
 def _running(
@@ -690,7 +670,7 @@ def _running(
     kinds: str,
     x: Any,
     step: Callable[[Variable, Variable], Variable],
-    identity: Callable[[np.dtype], Any],
+    sign: int,
     axis: int,
     reverse: bool,
 ) -> Variable:
@@ -701,19 +681,12 @@ def _running(
         x = pt.cast(x, config.floatX)
     dtype = x.type.dtype
     (argument,) = read_arguments({"x": (x, 0)}, x.type.ndim, axis)
-    start = np.full((1,) * (x.type.ndim - 1), identity(np.dtype(dtype)), dtype=dtype)
+    start = np.full((1,) * (x.type.ndim - 1), _extreme(np.dtype(dtype), sign), dtype=dtype)
     return recurrence(function, step, [argument], pt.constant(start), axis, reverse)
 
 
-def _lowest(dtype: np.dtype) -> Any:
-    """Return the number that every other one of a dtype is at least as large as."""
-    if dtype.kind == "b":
-        return False
-    return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
-
-
-def _highest(dtype: np.dtype) -> Any:
-    """Return the number that every other one of a dtype is at most as large as."""
-    if dtype.kind == "b":
-        return True
-    return np.inf if dtype.kind == "f" else np.iinfo(dtype).max
+def _extreme(dtype: np.dtype, sign: int) -> Any:
+    """Return the largest number of a dtype, or with the sign -1 the smallest."""
+    if dtype.kind in "bf":
+        return sign > 0 if dtype.kind == "b" else sign * np.inf
+    return np.iinfo(dtype).max if sign > 0 else np.iinfo(dtype).min

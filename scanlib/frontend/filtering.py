@@ -24,7 +24,7 @@ from pytensor.raise_op import Assert
 from pytensor.scalar import upcast
 
 from scanlib.frontend.arguments import read_axis
-from scanlib.frontend.direct_functions import read_numbers, run
+from scanlib.frontend.direct_functions import Argument, read_numbers, run
 
 # Up to this order every delay is a state. Compiling takes longer with every state, and beyond
 # it one step is enough work for arrays.
@@ -175,7 +175,7 @@ def _filter_by_scalars(
             following.append(sum(terms[1:], terms[0]))
         return [*following, y]
 
-    built = run("lfilter", step, {"x": signal}, starts)
+    built = run("lfilter", step, [Argument("x", signal, True)], starts)
     return built.values[-1], pt.stack([history[-1] for history in built.results.histories])
 
 
@@ -201,7 +201,7 @@ def _filter_by_vector(
         drive = columns[0] * x - columns[1] * y
         return [pt.inc_subtensor(drive[:-1], z[1:]), y]
 
-    built = run("lfilter", step, {"x": signal}, {"z": start})
+    built = run("lfilter", step, [Argument("x", signal, True)], {"z": start})
     return built.values[1], built.results.histories[0][-1, :-1]
 
 

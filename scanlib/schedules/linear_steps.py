@@ -1,19 +1,19 @@
 r"""Matrix recurrences: one product a step.
 
-The recurrences are those of `ops.lowered.linear_scan`, ``h_t = A_t ⊗ h_{t-1} + b_t``, written with
-a matrix `h` of shape ``(d, m)``: a vector is a single column, and what has its matrix at the right
-is transposed. How a step is computed:
+The recurrences are those of `ops.lowered.linear_scan`, ``h_t = A_t ⊗ h_{t-1} + b_t``. How a step of
+vectors is computed:
 
-* a real recurrence of vectors of at most `WIDEST` numbers, without a batch: in registers, with a
-  fixed matrix several steps at once (`scanlib.schedules.linear_vectors`). Where the size
-  is not known when the kernel is written, sizes of 2 to 4 are written beside the general code;
-* the log semiring with a fixed matrix and vectors works with ``exp(A - its row's maximum)``,
-  computed once (`LogSteps` there);
-* real products of matrices are those of `scanlib.kernels.linalg.products`;
-* others are combinations of contiguous rows (`scanlib.kernels.linalg.semiring_products`). A fixed
-  matrix that multiplies vectors is laid out once so that this is so. Of a real matrix per step with
-  a vector at its right, the contiguous axis is the one that is summed over; in other semirings it
-  is turned first. Complex numbers are computed one by one.
+* a real recurrence of at most `WIDEST` numbers, without a batch: in registers, with a fixed matrix
+  several steps at once (`scanlib.schedules.linear_vectors`). Where the size is not known when the
+  kernel is written, sizes of 2 to 4 are written beside the general code;
+* the log semiring with a fixed matrix works with ``exp(A - its row's maximum)``, computed once
+  (`LogSteps` there);
+* other products are combinations of contiguous rows (`scanlib.kernels.linalg.semiring_products`). A
+  fixed matrix is laid out once so that this is so. Of a real matrix per step that stands at the
+  left, the contiguous axis is the one that is summed over; in other semirings it is turned first.
+
+States that are matrices, and complex ones, are loops over arrays like others
+(`scanlib.schedules.array_loops`).
 
 Where a mask leaves items of the matrix out, steps (or blocks of them) whose results are not finite
 are computed again without these items. Inputs are read where they are; rows that are not contiguous
@@ -31,7 +31,7 @@ from pytensor.graph.basic import Apply
 
 from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
-from scanlib.kernels.linalg.products import multiply, write_product
+from scanlib.kernels.linalg.products import write_product
 from scanlib.kernels.linalg.semiring_products import (
     VECTOR_BYTES,
     Combination,
@@ -43,8 +43,9 @@ from scanlib.kernels.linalg.semiring_products import (
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, Words
 from scanlib.kernels.scalars import NoKernelError, parts_of
-from scanlib.kernels.spans import LINE, itemsize, load_number, store_number
+from scanlib.kernels.spans import LINE, itemsize
 from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.schedules.array_loops import array_program
 from scanlib.schedules.elementwise import Array, TableReader, Tables, checked_steps
 from scanlib.schedules.linear_vectors import LogSteps, VectorSteps, padded
 from scanlib.schedules.turns import steps_of_a_turn, turns
@@ -77,6 +78,8 @@ def linear_program(op: LinearScan, node: Apply, outer: str = "") -> LoopProgram:
     NoKernelError
         If kernels do not have the dtype.
     """
+    if not _is_of_vectors(op):
+        return array_program(op.scan)
     loop = Recurrence(op, node, outer)
     kernels = Kernels(Prepare(loop).kernel(), Start(loop).kernel(), (Run(loop).kernel(),))
     return LoopProgram(
@@ -90,10 +93,15 @@ def linear_program(op: LinearScan, node: Apply, outer: str = "") -> LoopProgram:
     )
 
 
+def _is_of_vectors(op: LinearScan) -> bool:
+    """Whether states are vectors, and not of complex numbers."""
+    return op.vector and parts_of(op.dtype) is None
+
+
 def has_products(node: Apply) -> bool:
     """Whether the steps of a recurrence can write products of their states and other rows."""
     op = node.op
-    if op.coefficient == "fixed" or op.has_mask or op.untraced:
+    if op.coefficient == "fixed" or op.has_mask or op.untraced or not _is_of_vectors(op):
         return False
     return bool(Recurrence(op, node, "").in_registers())
 
@@ -108,11 +116,9 @@ class Recurrence(Tables):
         parts = op.parts(node.inputs)
         out = node.outputs[0].type
         self.dtype = out.dtype
-        self.half = parts_of(out.dtype)  # the dtype of the parts of complex numbers
-        if (self.half or out.dtype) not in ("float32", "float64"):
+        if out.dtype not in ("float32", "float64"):
             raise NoKernelError(f"a matrix recurrence of {out.dtype} has no kernel")
         self.itemsize = itemsize(out.dtype)
-        self.row_ndim = out.ndim - 1
         self.batch = op.batch_rank
         self.matrix_batched = op.matrix_batch_rank > 0
         self.fixed = op.coefficient == "fixed"
@@ -120,12 +126,8 @@ class Recurrence(Tables):
         added = state if parts.offset is None else parts.offset.type.shape
         self.size = _first_known(
             *parts.matrix.type.shape[-2:],
-            *((s[-1] if self.is_turned() else s[-2]) for s in (state, added)),
+            *(shape[-1] for shape in (state, added)),
         )
-        self.width: int | None = 1
-        if not op.vector:
-            axis = -2 if op.side == "right" else -1
-            self.width = _first_known(state[axis], added[axis])
         numbers = op.parts(range(len(node.inputs)))._asdict()
         outputs = [Output(ArrayType(out.dtype, out.ndim))]
         if outer:
@@ -143,16 +145,12 @@ class Recurrence(Tables):
         given = sorted(self.arrays, key=lambda name: self.arrays[name].number)
         self.names = op.signature.split_inputs(given[: len(node.inputs)])
 
-    def is_turned(self) -> bool:
-        """Whether the columns of states are what is contiguous."""
-        return self.op.vector or self.op.side == "right"
-
     # Which code there is
 
     def in_registers(self) -> tuple[int, ...]:
         """Return the sizes of vectors that are kept in registers."""
         op = self.op
-        if op.semiring != "real" or not op.vector or self.batch or self.half:
+        if op.semiring != "real" or self.batch:
             return ()
         if op.has_mask and op.untraced:
             return ()  # a masked step reads the row before it
@@ -162,11 +160,11 @@ class Recurrence(Tables):
 
     def is_laid_out(self) -> bool:
         """Whether a fixed matrix is copied, so that its rows, or its columns, are contiguous."""
-        return self.fixed and not self.half and not self.has_logs()
+        return self.fixed and not self.has_logs()
 
     def has_logs(self) -> bool:
         """Whether steps are products with exponentials."""
-        return self.fixed and self.op.semiring == "log" and self.op.vector
+        return self.fixed and self.op.semiring == "log"
 
 
 def _first_known(*sizes: int | None) -> int | None:
@@ -199,14 +197,7 @@ class Table(TableReader[Recurrence]):
         """The size of the matrix."""
         if self.loop.size is not None:
             return self.w.constant(self.loop.size, INT64)
-        return self.dim("initial", -1 if self.loop.is_turned() else -2)
-
-    @property
-    def width(self) -> Value:
-        """How many vectors the state has; one if it is a vector."""
-        if self.loop.width is not None:
-            return self.w.constant(self.loop.width, INT64)
-        return self.dim("initial", -2 if self.op.side == "right" else -1)
+        return self.dim("initial", -1)
 
     def batches(self) -> Value:
         total: Value = self.w.constant(1, INT64)
@@ -217,24 +208,22 @@ class Table(TableReader[Recurrence]):
     def spaces(self) -> dict[str, Value]:
         """Return how many items each part of the workspace has."""
         loop, op = self.loop, self.op
-        d, m, found = self.size, self.width, {}
-        cells = d * m
+        d, found = self.size, {}
         if op.untraced:
-            found["states"] = cells * self.batches() * 2
-        if not loop.half:
-            if self.has("offset"):
-                found["row"] = cells
-            if not loop.fixed or loop.is_laid_out():
-                many = loop.is_laid_out() and loop.matrix_batched
-                found["matrix"] = d * d * self.batches() if many else d * d
-            if loop.has_logs():
-                length = padded(self.w, loop.dtype, d, loop.size)
-                several = self.batches() if loop.matrix_batched else self.w.constant(1, INT64)
-                found["exponentials"] = several * d * length
-                found["largest"] = several * length
-                found["buffers"] = length * 4
-            if loop.outer:
-                found["other"] = self.dim("other", 1)
+            found["states"] = d * self.batches() * 2
+        if self.has("offset"):
+            found["row"] = d
+        if not loop.fixed or loop.is_laid_out():
+            many = loop.is_laid_out() and loop.matrix_batched
+            found["matrix"] = d * d * self.batches() if many else d * d
+        if loop.has_logs():
+            length = padded(self.w, loop.dtype, d, loop.size)
+            several = self.batches() if loop.matrix_batched else self.w.constant(1, INT64)
+            found["exponentials"] = several * d * length
+            found["largest"] = several * length
+            found["buffers"] = length * 4
+        if loop.outer:
+            found["other"] = self.dim("other", 1)
         return found
 
     def whole_lines(self, items: Value) -> Value:
@@ -246,7 +235,7 @@ class Table(TableReader[Recurrence]):
     def prepare_memory(self) -> None:
         loop, w = self.loop, self.w
         self.steps = self.out.number(self.words.steps, "steps")
-        self.cells = self.size * self.width * loop.itemsize
+        self.cells = self.size * loop.itemsize
         self.row_bytes = self.batches() * self.cells
         self.space: dict[str, Value] = {}
         self.units: dict[Value, Value] = {}  # whether a stride is that of contiguous numbers
@@ -293,32 +282,24 @@ class Table(TableReader[Recurrence]):
 
     def given(self, name: str, place: Place) -> Matrix:
         """Return an input as a matrix: of one row if it is a vector."""
-        d, m = self.size, self.width
-        sizes: tuple[Value, Value] = (m, d) if self.loop.is_turned() else (d, m)
-        if name in ("matrix", "mask"):
-            sizes = (d, d)
-        elif name == "other":
-            sizes = self.w.constant(1, INT64), self.dim(name, 1)
-        is_row = name == "other" or (self.op.vector and name in ("offset", "initial"))
-        strides = 0 if is_row else self.stride(name, -2), self.stride(name, -1)
         pointer = self.w.offset(self.data(name), place[name])
-        return Matrix(pointer, self.loop.dtype, *sizes, *strides)
+        is_matrix = name in ("matrix", "mask")
+        row = (self.size, self.stride(name, -2)) if is_matrix else (1, 0)
+        columns = self.dim(name, 1) if name == "other" else self.size
+        dtype = self.loop.arrays[name].dtype
+        return Matrix(pointer, dtype, row[0], columns, row[1], self.stride(name, -1))
 
     def state_at(self, pointer: Value) -> Matrix:
-        """Return a state as a matrix ``(d, m)``."""
-        d, m, item, dtype = self.size, self.width, self.loop.itemsize, self.loop.dtype
-        if self.loop.is_turned():
-            return Matrix(pointer, dtype, m, d, d * item, item).turned
-        return Matrix(pointer, dtype, d, m, m * item, item)
+        """Return a state as a column."""
+        d, item = self.size, self.loop.itemsize
+        return Matrix(pointer, self.loop.dtype, 1, d, d * item, item).turned
 
     def copy(self, target: Value, source: Matrix) -> Matrix:
         """Write the copy of a matrix to contiguous memory."""
         w, size = self.w, source.itemsize
         with w.loop(0, source.rows) as i, w.loop(0, source.columns) as k:
             j = plainly(w, k)
-            place = i * source.row_stride + j * source.column_stride
-            value = load_number(w, source.dtype, source.pointer, place)
-            store_number(w, target, (i * source.columns + j) * size, value)
+            w.store(target, (i * source.columns + j) * size, source.load(w, i, j))
         line = w.as_value(source.columns, INT64) * size
         return replace(source, pointer=target, row_stride=line, column_stride=size)
 
@@ -375,7 +356,7 @@ class Prepare(Table):
         for items in self.spaces().values():
             total = total + self.whole_lines(items)
         self.out.write_word(words.workspace_size, total)
-        dims = [self.dim("initial", axis) for axis in range(1 + loop.row_ndim)]
+        dims = [self.dim("initial", axis) for axis in range(2 + loop.batch)]
         history = w.constant(1, INT64) if op.untraced else steps + rows
         self.write_output(0, [history, *dims[1:]])
         if loop.outer:
@@ -423,7 +404,7 @@ class Run(Table):
             cases.append((self.size.equals(size), VectorSteps(self, size).write))
         self.choose(cases)
         if self.op.untraced:
-            item = Type(loop.half or loop.dtype)
+            item = Type(loop.dtype)
             last = self.row_of(self.steps)
             with w.loop(0, self.row_bytes, item.itemsize) as byte:
                 w.store(self.result(), byte, w.load(item, self.history, last + byte))
@@ -452,14 +433,14 @@ class Run(Table):
         """Write copies of fixed matrices, and whether the rows of other inputs are contiguous."""
         loop, w = self.loop, self.w
         for name in ("offset", "matrix", "other"):
-            if self.has(name) and not loop.half:
+            if self.has(name):
                 stride, size = self.stride(name, -1), self.dim(name, -1)
                 self.units[stride] = stride.equals(loop.itemsize) | (size < 2)
         if loop.is_laid_out():
             with self.over_batch(opens=loop.matrix_batched) as place:
                 source = self.oriented("matrix", place)
                 target = w.offset(self.space["matrix"], self.laid_out_at(place["index"]))
-                self.copy(target, source.turned if loop.is_turned() else source)
+                self.copy(target, source.turned)
 
     def laid_out_at(self, index: Value) -> Value:
         size = self.size * self.size * self.loop.itemsize
@@ -467,11 +448,8 @@ class Run(Table):
 
     def oriented(self, name: str, place: Place) -> Matrix:
         """Return an input as it stands in ``A ⊗ h + b``."""
-        matrix = self.given(name, place)
-        is_turned = self.loop.is_turned()
-        if name in ("matrix", "mask"):
-            is_turned = self.op.side == "right"
-        return matrix.turned if is_turned else matrix
+        matrix, is_matrix = self.given(name, place), name in ("matrix", "mask")
+        return matrix.turned if not is_matrix or self.op.side == "right" else matrix
 
     def matrix_at(self, place: Place) -> Matrix:
         """Return the matrix of a step."""
@@ -479,8 +457,7 @@ class Run(Table):
         if not loop.is_laid_out():
             return self.oriented("matrix", place)
         pointer = self.w.offset(self.space["matrix"], self.laid_out_at(place["index"]))
-        matrix = Matrix(pointer, loop.dtype, d, d, d * item, item)
-        return matrix.turned if loop.is_turned() else matrix
+        return Matrix(pointer, loop.dtype, d, d, d * item, item).turned
 
     def offset_at(self, place: Place) -> Matrix | None:
         return self.oriented("offset", place) if self.has("offset") else None
@@ -501,7 +478,7 @@ class Run(Table):
         if loop.has_logs():
             logs = LogSteps(self)
             logs.prepare()
-        work = self.size * self.size * self.width * self.batches()
+        work = self.size * self.size * self.batches()
         if logs is not None or op.semiring == "log":
             work = work * 16
         with self.turns(work) as n, self.over_batch(self.time(n)) as place:
@@ -509,8 +486,6 @@ class Run(Table):
             old, new = (w.offset(self.history, self.row_of(k) + cell) for k in (n, n + 1))
             if logs is not None:
                 logs.step(place, old, new)
-            elif loop.half:
-                self.write_step(place, old, new, self.one_by_one)
             else:
                 self.write_step(place, old, new, self.combine)
                 if op.has_mask:
@@ -526,34 +501,19 @@ class Run(Table):
     def combine(self, out: Matrix, a: Matrix, h: Matrix, add: Matrix | None) -> None:
         """Write a product as combinations of contiguous rows, or as sums over them."""
         w, op, loop = self.w, self.op, self.loop
-        if op.semiring == "real" and not op.vector:
-            if add is not None:
-                self.copy(out.pointer, add.turned if loop.is_turned() else add)
-            multiply(w, a, h, out, more=add is not None)
-            return
+        row = None if add is None else self.in_rows(add.turned, "row").pointer
         if op.semiring == "real" and op.side == "left" and not loop.fixed:
-            own = None if add is None else self.in_rows(add.turned, "row").pointer
             rows, full = self.in_rows(a, "matrix"), VECTOR_BYTES // a.itemsize
-            dots = partial(write_dots, w, out.pointer, rows, h.pointer, own)
+            dots = partial(write_dots, w, out.pointer, rows, h.pointer, row)
             cases = [(lanes, partial(dots, lanes)) for lanes in (full, 4)]
-            choose(w, self.size, [*cases, (0, partial(self.one_by_one, out, a, h, add))])
+            choose(w, self.size, [*cases, (0, partial(write_product, w, a, h, out, add))])
             return
-        if loop.is_turned():
-            a, h, out = h.turned, a.turned, out.turned
-            add = None if add is None else add.turned
-            h = self.in_rows(h, "matrix")
-        else:
-            a = self.in_rows(a, "matrix")
-        add = None if add is None else self.in_rows(add, "row")
-        Combination(w, op.semiring, out, a, h, add).write()
-
-    def one_by_one(self, out: Matrix, a: Matrix, h: Matrix, add: Matrix | None) -> None:
-        """Write a product, one number after the other."""
-        write_product(self.w, a, h, out, add)
+        rows = self.in_rows(a.turned, "matrix")
+        Combination(w, op.semiring, out.pointer, h.pointer, rows, row).write()
 
     def masked(self, out: Matrix, a: Matrix, h: Matrix, add: Matrix | None) -> None:
         """Write a product without the items that the mask leaves out."""
-        mask = replace(self.oriented("mask", {"mask": self.w.constant(0, INT64)}), dtype="bool")
+        mask = self.oriented("mask", {"mask": self.w.constant(0, INT64)})
         write_product(self.w, a, h, out, add, mask)
 
     def check_step(self, place: Place, old: Value, new: Value) -> None:

@@ -34,7 +34,7 @@ import numpy as np
 
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
-from scanlib.kernels.linalg.matrices import Matrix
+from scanlib.kernels.linalg.matrices import packed
 from scanlib.kernels.linalg.semiring_products import (
     VECTOR_BYTES,
     Combination,
@@ -292,10 +292,8 @@ class LogSteps:
         with w.loop(0, self.length, self.lanes) as c:
             value = w.load(kind, self.values, c * size) - w.splat(top, self.lanes)
             w.store(self.weights, c * size, self.function("exp", value))
-        width, dtype = self.length, self.dtype
-        out, factors = (Matrix(p, dtype, 1, width, 0, size) for p in (self.sums, self.weights))
-        rows = Matrix(exponentials, dtype, run.size, width, width * size, size)
-        Combination(w, "real", out, factors, rows, None).write()
+        rows = packed(exponentials, self.dtype, run.size, self.length)
+        Combination(w, "real", self.sums, self.weights, rows, None).write()
         whole = run.size & -self.lanes
         adds = self.addends(place, whole)
         wrong = w.local(w.constant(0.0, kind))

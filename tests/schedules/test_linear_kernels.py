@@ -7,6 +7,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from scanlib.backends.handler.functions import function_address
 from scanlib.kernels.python_driver import Runner, compiled_runner
 from scanlib.kernels.verifier import verify
 from scanlib.ops.errors import SequenceLengthError
@@ -83,8 +84,11 @@ def test_interpreter_and_llvm(name, known):
         for kernel in whole:
             verify(kernel)
         entries = (interpreted_entry(kernel, program.words) for kernel in whole)
-        (slow,) = Runner(program, *entries)(*given)
-        (fast,) = compiled_runner(program)(*given)
+        addresses = [function_address(routine) for routine in program.functions]
+        interpreted = Runner(program, *entries)
+        interpreted.functions = addresses
+        (slow,) = interpreted(*given)
+        (fast,) = compiled_runner(program, addresses)(*given)
         np.testing.assert_array_equal(slow.view(np.uint8), fast.view(np.uint8))
         expected = op.walked(values)
         tolerance = 1e-4 if dtype == "float32" else 1e-12

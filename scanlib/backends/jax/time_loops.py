@@ -50,7 +50,6 @@ from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.loop import Sequence as Rows
 from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan, Recurrence
 from scanlib.ops.lowered.linear_scan import LinearOptions, LinearScan, Parts, history_of, next_state
-from scanlib.ops.lowered.positions import has_positions
 from scanlib.ops.messages import loop_title
 from scanlib.ops.scan import Scan
 from scanlib.recurrences import CLASSES, squares
@@ -122,7 +121,7 @@ def run_loop(
     report : list
         To which is added how the loop is spread.
     """
-    scan = node.op if isinstance(node.op, Scan) else node.op.scan
+    scan = node.op.scan
     if scan.signature.has_stop:
         raise TimeShardingError(
             f"{title(node)}: its `until` ends the loop at a step that depends on all steps before, "
@@ -218,7 +217,7 @@ class _Walk:
         recurrences = self.op.recurrences if isinstance(self.op, ElemwiseScan) else ()
         if isinstance(self.op, LinearScan):
             self.exchange_linear()
-        elif others and (not recurrences or has_positions(self.op.body.outputs)):
+        elif others and not recurrences:
             self.refuse(others, in_turn)
             self.walk_in_turn(others)
         else:

@@ -56,7 +56,7 @@ from scanlib.frontend.statespace.filter import (
     solve,
 )
 from scanlib.frontend.statespace.model import Observations, StateSpace, dtype_of
-from scanlib.frontend.statespace.smoother import root, smoothed, walk_squares, walk_vectors
+from scanlib.frontend.statespace.smoother import affine_history, root, smoothed
 from scanlib.ops.graph import row_type
 from scanlib.ops.loop import Loop, Results
 from scanlib.ops.lowered.found_results import FoundResults, at_all_steps, with_derivatives_of
@@ -216,17 +216,18 @@ def parallel(model: StateSpace, given: Observations, form: str = "parallel") -> 
 
 def owed_to_predictions(loop: Loop, results: Results, cotangents: list[Variable]) -> list[Variable]:
     """Return the cotangents of all predictions; see the module's text."""
-    walk = Walk(*results.histories, *results.outputs)
+    found = Walk(*results.histories, *results.outputs)
     direct, spread = cotangents
-    means = walk_vectors(_turned(walk.move), direct, reverse=True, in_parallel=True)
-    moved = (_turned(walk.move) @ means[1:, ..., None])[..., 0]
-    through = moved[..., :, None] * walk.pull[..., None, :]
+    back = _turned(found.move)
+    means = affine_history(False, back, direct, reverse=True)
+    moved = (back @ means[1:, ..., None])[..., 0]
+    through = moved[..., :, None] * found.pull[..., None, :]
     for _ in range(through.type.ndim - spread.type.ndim):  # all series have the same covariances
         through = pt.sum(through, axis=1)
     through = pt.concatenate([through, pt.zeros_like(spread[:1])])
     total = spread + through
     total = (total + _turned(total)) / 2
-    return [means, walk_squares(_turned(walk.move), total, reverse=True, in_parallel=True)]
+    return [means, affine_history(True, back, total, reverse=True)]
 
 
 def smoothed_by_factors(model: StateSpace, given: Observations, walk: Walk) -> list[Variable]:

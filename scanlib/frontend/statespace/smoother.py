@@ -43,11 +43,11 @@ def smoothed(walk: Walk, has_cov: bool = True, in_parallel: bool = False) -> lis
     """Return the mean, and with `has_cov` the covariance, of all states given all observations."""
     back, before, spread = pt.swapaxes(walk.move, 1, 2), walk.predicted_mean, walk.predicted_cov
     pull = pt.concatenate([walk.pull, pt.zeros_like(before[:1])])
-    owed = walk_vectors(back, pull, True, in_parallel)[:-1]
+    owed = affine_history(False, back, pull, True, in_parallel)[:-1]
     results = [before[:-1] + (spread[:-1] @ owed[:, :, None])[:, :, 0]]
     if has_cov:
         information = pt.concatenate([walk.information, pt.zeros_like(spread[:1])])
-        owed = walk_squares(back, information, True, in_parallel)[:-1]
+        owed = affine_history(True, back, information, True, in_parallel)[:-1]
         results.append(spread[:-1] - spread[:-1] @ owed @ spread[:-1])
     return results
 
@@ -103,32 +103,20 @@ def _times(matrix: Variable, rows: Variable) -> Variable:
 # Walks
 
 
-def walk_vectors(
-    matrices: Variable, rows: Variable, reverse: bool = False, in_parallel: bool = False
+def affine_history(
+    is_square: bool, matrices: Variable, rows: Variable, reverse: bool, in_parallel: bool = True
 ) -> Variable:
-    """Return the history of a recurrence of vectors.
+    """Return the history of a recurrence of vectors, or of covariances (`is_square`).
 
     Parameters
     ----------
+    is_square : bool
     matrices : Variable, (T, …, m, m)
-    rows : Variable, (T + 1, …, m)
+    rows : Variable, (T + 1, …, m), or (T + 1, …, m, m)
     reverse : bool
     in_parallel : bool
         Whether this is a scan of elements.
     """
-    return _walk(False, matrices, rows, reverse, in_parallel)
-
-
-def walk_squares(
-    matrices: Variable, rows: Variable, reverse: bool = False, in_parallel: bool = False
-) -> Variable:
-    """Return the same of a recurrence of covariances; `rows` has shape (T + 1, …, m, m)."""
-    return _walk(True, matrices, rows, reverse, in_parallel)
-
-
-def _walk(
-    is_square: bool, matrices: Variable, rows: Variable, reverse: bool, in_parallel: bool
-) -> Variable:
     start, others = (rows[-1:], rows[:-1]) if reverse else (rows[:1], rows[1:])
     move, row, tap = (row_type(v)() for v in (matrices, others, others))
     results = Loop(
@@ -163,10 +151,10 @@ def _moved(is_square: bool, matrix: Variable, value: Variable) -> Variable:
 def _owed_to_vectors(loop: Loop, results: Results, cotangents: list[Variable]) -> list[Variable]:
     """Return the cotangents of all states: the recurrence in the other direction."""
     back = pt.swapaxes(loop.sequences[0].outer, -1, -2)
-    return [walk_vectors(back, cotangents[0], not loop.reverse, True)]
+    return [affine_history(False, back, cotangents[0], not loop.reverse)]
 
 
 def _owed_to_squares(loop: Loop, results: Results, cotangents: list[Variable]) -> list[Variable]:
     """Return the same for covariances."""
     back = pt.swapaxes(loop.sequences[0].outer, -1, -2)
-    return [walk_squares(back, cotangents[0], not loop.reverse, True)]
+    return [affine_history(True, back, cotangents[0], not loop.reverse)]

@@ -1,13 +1,13 @@
-r"""Products of small dense matrices and vectors, in the real, log, max and min semirings.
+r"""Products of small dense vectors and matrices, in the real, log, max and min semirings.
 
-All of them combine rows that are contiguous in memory,
+Most combine rows that are contiguous in memory,
 
-    out[l, c] = Σ_j factor[l, j] ⊗ row[j, c] + add[l, c]
+    out[c] = Σ_j factor[j] ⊗ row[j, c] + add[c]
 
 several numbers `c` at a time, in tiles of a few vectors that stay in registers while `j` runs. What
-is left of a line after its last whole vector is computed with a vector that begins earlier: no
-number is the worse for being computed twice. Only where the contiguous axis is the one that is
-summed over (`write_dots`) is a sum collected in several lanes, which are added at the end.
+is left after the last whole vector is computed with a vector that begins earlier: no number is the
+worse for being computed twice. Only where the contiguous axis is the one that is summed over
+(`write_dots`) is a sum collected in several lanes, which are added at the end.
 
 In the order in which the terms of a number are added, sizes alone have a say.
 
@@ -17,11 +17,9 @@ In the order in which the terms of a number are added, sizes alone have a say.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any
 
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
@@ -78,36 +76,32 @@ class Combination:
     ----------
     w : Writer
     semiring : str
-    out, factors, rows : Matrix
-        The numbers of rows lie side by side, but for those of `factors`.
-    add : Matrix or None
-        Without it, nothing is added.
+    out, factors : Value
+        The addresses of numbers that lie side by side.
+    rows : Matrix
+        Its rows are contiguous.
+    add : Value or None
+        An address like those; without it, nothing is added.
     """
 
     w: Writer
     semiring: str
-    out: Matrix
-    factors: Matrix
+    out: Value
+    factors: Value
     rows: Matrix
-    add: Matrix | None
+    add: Value | None
 
     def __post_init__(self) -> None:
-        self.dtype, self.itemsize = self.out.dtype, self.out.itemsize
-        sizes = self.out.rows, self.rows.rows, self.out.columns
-        self.lines, self.terms, self.width = sized(self.w, *sizes)
+        self.dtype, self.itemsize = self.rows.dtype, self.rows.itemsize
+        self.terms, self.width = sized(self.w, self.rows.rows, self.rows.columns)
 
     def write(self) -> None:
-        w, full = self.w, VECTOR_BYTES // self.itemsize
-        if known(self.lines) == 1:
-            lines: Any = nullcontext(w.constant(0, INT64))
-        else:
-            lines = w.loop(0, self.lines)
-        with lines as line:
-            cases = [(lanes, partial(self.vectors, line, lanes)) for lanes in (full, full // 2, 1)]
-            choose(w, self.width, cases)
+        full = VECTOR_BYTES // self.itemsize
+        cases = [(lanes, partial(self.vectors, lanes)) for lanes in (full, full // 2, 1)]
+        choose(self.w, self.width, cases)
 
-    def vectors(self, line: Value, lanes: int) -> None:
-        """Write all numbers of a line, in vectors that are no longer than it is."""
+    def vectors(self, lanes: int) -> None:
+        """Write all numbers, in vectors that are not longer than all of them."""
         w, kind = self.w, Type(self.dtype, lanes)
         place: Value = w.constant(0, INT64)
         is_real = self.semiring == "real"
@@ -116,33 +110,32 @@ class Combination:
             size = vectors * lanes
             end = place + ((self.width - place) & -size)
             with w.loop(place, end, size) as c:
-                self.sums(line, c, kind, vectors, apart)
+                self.sums(c, kind, vectors, apart)
             place = end
         with w.loop(place, self.width, lanes) as c:
             first = less(w, c, self.width - lanes) if lanes > 1 else c
             if is_real:
-                self.sums(line, first, kind, *_TILES[-1])
+                self.sums(first, kind, *_TILES[-1])
             else:
-                self.extremes(line, first, kind)
+                self.extremes(first, kind)
 
-    def factor(self, line: Value, j: Value, lanes: int) -> Value:
-        value = self.factors.load(self.w, line, j)
+    def factor(self, j: Value, lanes: int) -> Value:
+        value = self.w.load(Type(self.dtype), self.factors, j * self.itemsize)
         return self.w.splat(value, lanes) if lanes > 1 else value
 
-    def sums(self, line: Value, c: Value, kind: Type, vectors: int, apart: int) -> None:
-        w, lanes = self.w, kind.lanes
-        places = [(c + v * lanes) * self.itemsize for v in range(vectors)]
+    def sums(self, c: Value, kind: Type, vectors: int, apart: int) -> None:
+        w = self.w
+        places = [(c + v * kind.lanes) * self.itemsize for v in range(vectors)]
         firsts: list[Value] = [w.constant(0, kind) for _ in places]
         if self.add is not None:
-            at = line * self.add.row_stride
-            firsts = [w.load(kind, self.add.pointer, at + place) for place in places]
+            firsts = [w.load(kind, self.add, place) for place in places]
         sums = [[w.local(first) for first in firsts]]
         sums += [[w.local(0.0, kind) for _ in places] for _ in range(apart - 1)]
 
         def term(j: Value, totals: list[Local]) -> None:
             row = j * self.rows.row_stride
             items = [w.load(kind, self.rows.pointer, row + place) for place in places]
-            factor = self.factor(line, j, lanes)
+            factor = self.factor(j, kind.lanes)
             for item, total in zip(items, totals, strict=True):
                 w.assign(total, w.fma(item, factor, w.copy(total)))
 
@@ -156,21 +149,20 @@ class Combination:
             found: list[Value] = [w.copy(totals[v]) for totals in sums]
             while len(found) > 1:
                 found = [a + b for a, b in zip(found[::2], found[1::2], strict=True)]
-            w.store(self.out.pointer, line * self.out.row_stride + place, found[0])
+            w.store(self.out, place, found[0])
 
-    def extremes(self, line: Value, c: Value, kind: Type) -> None:
+    def extremes(self, c: Value, kind: Type) -> None:
         """Write the extreme, or the logarithm of the sum of exponentials, of sums."""
         w, place = self.w, c * self.itemsize
 
         def term(j: Value) -> Value:
             row = w.load(kind, self.rows.pointer, j * self.rows.row_stride + place)
-            return self.factor(line, j, kind.lanes) + row
+            return self.factor(j, kind.lanes) + row
 
         value = extreme_of(w, self.semiring, kind, self.terms, term)
         if self.add is not None:
-            at = line * self.add.row_stride + place
-            value = value + w.load(kind, self.add.pointer, at)
-        w.store(self.out.pointer, line * self.out.row_stride + place, value)
+            value = value + w.load(kind, self.add, place)
+        w.store(self.out, place, value)
 
 
 def better(w: Writer, semiring: str, x: Value, y: Value) -> Value:

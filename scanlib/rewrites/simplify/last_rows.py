@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib._compat import IfElse
 from scanlib.lengths.numbers import constant_index
 from scanlib.ops.loop import Loop, State
+from scanlib.ops.row_ops.checked_rows import CheckedValue
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import LoopEdit
 
@@ -50,7 +50,7 @@ class LastRow:
 
     def checked(self, loop: Loop, history: Variable, steps: Variable) -> Variable:
         """Return the same read of another history, if its loop took enough steps; an error else."""
-        check = CheckAndRaise(IndexError, loop.messages().missing_steps(self.back))
+        check = CheckedValue(IndexError, loop.messages().missing_steps(self.back))
         return check(self.of(history), pt.ge(steps, self.back))
 
 
