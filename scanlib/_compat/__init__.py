@@ -25,7 +25,7 @@ from pytensor.scalar import basic as scalar
 from pytensor.scan.op import Scan as LegacyScan
 from pytensor.tensor import blas, special, subtensor
 from pytensor.tensor.basic import Alloc, alloc
-from pytensor.tensor.rewriting import ofg
+from pytensor.tensor.rewriting import ofg, uncanonicalize
 from pytensor.tensor.rewriting import shape as shape_rewrites
 from pytensor.tensor.rewriting import subtensor as subtensor_rewrites
 from pytensor.tensor.rewriting.basic import local_scalar_tensor_scalar, local_tensor_scalar_tensor
@@ -126,6 +126,23 @@ def _read_same_write(fgraph: FunctionGraph, node: Apply) -> list[Variable] | Non
     unwritten = node.op(write.inputs[0], *node.inputs[1:])
     return [alloc(made[0].owner.inputs[0], *unwritten.shape)]
 
+
+def _index_one_item(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Write an index for a slice of one item whose axis is dropped, where that is its first one.
+
+    PyTensor reads ``x[0]`` for ``x[:1:-1]``, whose one item is the last of `x`: the row of a loop
+    of one step that goes backwards.
+    """
+    read = node.inputs[0].owner
+    if read is not None and isinstance(read.op, subtensor.Subtensor):
+        for place in read.op.idx_list:
+            if isinstance(place, slice) and place.start is None and place.step is not None:
+                return None
+    return _index_dropped(fgraph, node)
+
+
+_index_dropped = uncanonicalize.local_dimshuffle_subtensor.fn
+uncanonicalize.local_dimshuffle_subtensor.fn = _index_one_item
 
 if hasattr(features_module, "inspect"):
     # 3.0.x reads the file of whoever called, and looks at all modules for it, to learn its name.

@@ -13,11 +13,11 @@ from functools import reduce
 from operator import or_
 
 from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors
 
 from scanlib.analysis.scalar_body import ScalarLoop
 from scanlib.ops.loop import Carry, State
 from scanlib.ops.lowered.elemwise_scan import Recurrence
-from scanlib.ops.lowered.positions import inputs_read
 from scanlib.recurrences import FAMILIES, Component, NotInFamilyError
 
 
@@ -27,11 +27,7 @@ def dependences(
     """Return, for each part, the parts whose past values its next value reads."""
     part_of = {tap: part for part, reads in taps.items() for tap in reads}
     return {
-        part: {
-            part_of[variable]
-            for variable, ways in inputs_read([value]).items()
-            if ways and variable in part_of
-        }
+        part: {part_of[variable] for variable in ancestors([value]) if variable in part_of}
         for part, value in nexts.items()
     }
 

@@ -25,7 +25,6 @@ from scanlib._compat import freeze_graph
 from scanlib.analysis.scalar_values import (
     NotElementwiseError,
     ScalarValues,
-    check_order,
     describe,
     new_scalar,
 )
@@ -33,7 +32,6 @@ from scanlib.ops.graph import Readers, is_tensor, readers_of
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.lowered.elemwise_scan import Axes, Layout
-from scanlib.ops.lowered.positions import has_positions
 from scanlib.ops.recursion import Task, finished, taken_apart
 
 
@@ -190,11 +188,7 @@ class _Scalarizer:
             output_reductions=tuple(self.renumber_reduced(axes) for _, _, axes in results),
         )
         check_layout(layout)
-        found = ScalarLoop(loop, inputs, values, layout)
-        if has_positions(values):
-            recurrent = set(inputs[len(row_ports) : len(inputs) - len(whole_ports)])
-            check_order(values, found.axes(), recurrent)
-        return found
+        return ScalarLoop(loop, inputs, values, layout)
 
     def renumber_reduced(self, axes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(axis for axis in self.values.renumber(axes) if axis is not None)

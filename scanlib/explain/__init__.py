@@ -104,7 +104,7 @@ def _explanation(fgraph: FunctionGraph, linker: Any, f: Any = None) -> Explanati
         share = seconds / whole if seconds is not None and whole else None
         loops.append(replace(loop, seconds=seconds, share=share))
     source = "graph" if f is None else "compiled function"
-    splits = [(note.loop, str(note)) for note in notes_of(fgraph)]
+    splits = notes_of(fgraph)
     failures = [str(failure) for failure in failures_of(fgraph)]
     return Explanation(loops, source, setting.linker, adoption, splits, failures)
 

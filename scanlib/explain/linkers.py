@@ -13,11 +13,11 @@ from pytensor.graph.fg import FunctionGraph
 from scanlib.explain.data import IN_ORDER, verdict
 from scanlib.lengths.known import loops_of_unknown_length
 from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.associative_scan import AssociativeScan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.python_loop import PythonLoop
-from scanlib.ops.scan import Scan
 
 # Linkers by the name of their class, so that none of their libraries is imported.
 _NAMES = {
@@ -120,7 +120,7 @@ class Setting:
 
 def _has_xla_code(node: Apply) -> bool:
     """Whether the JAX backend has XLA call compiled code of scanlib's on the CPU."""
-    if not isinstance(node.op, Scan | ElemwiseScan | LinearScan):
+    if not isinstance(node.op, LoopOp):
         return False
     from scanlib.backends.jax.kernels import is_compiled
 

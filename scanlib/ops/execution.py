@@ -13,7 +13,9 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
 
+from scanlib.lengths.steps import Steps
 from scanlib.ops.python_loop import PythonLoop
+from scanlib.ops.signature import Signature
 
 if TYPE_CHECKING:
     from scanlib.ops.scan import Scan
@@ -77,21 +79,38 @@ def runner_for(op: Any, node: Apply) -> Runner:
     return CompiledOrPython(op, node)
 
 
-class PerformsLoop:
-    """`perform` of an Op that is a loop. Comes before `Op` among the bases.
+class LoopOp:
+    """An Op that is a loop, in canonical form or lowered. Comes before `Op` among the bases.
 
     Attributes
     ----------
+    scan : Scan
+        The loop in canonical form.
+    signature : Signature
     _runners : dict
         The functions that run it, by the flag ``scanlib__perform``.
     """
 
+    scan: Scan
+    signature: Signature
     _runners: dict[str, Runner]
+
+    @property
+    def has_n_steps(self) -> bool:
+        """Whether the number of steps is an input, the first one."""
+        return self.signature.has_n_steps
+
+    def steps_of(self, node: Apply) -> Steps:
+        """Return what the loop says of lengths."""
+        return self.signature.steps_of(node.inputs)
+
+    def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
+        """Loops are compiled with the function they are part of, not run while it is built."""
+        return False
 
     def python_loop(self, kind: type[PythonLoop] = PythonLoop) -> Runner:
         """Return the plain loop; that of a lowered Op is the loop it was lowered from."""
-        op: Any = self
-        return kind(getattr(op, "scan", op))
+        return kind(self.scan)
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         choice = config.scanlib__perform

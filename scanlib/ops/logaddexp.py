@@ -13,9 +13,10 @@ this operation:
 
     log(exp x + exp y + …)                    logaddexp(x, logaddexp(y, …))
     g exp x / (exp x + exp y + …)             g sigmoid(x - logaddexp(y, …))
+    g / sum(exp z) exp z                      g softmax(z)
 
-Gradients that PyTensor took of a step before it came here have the second form, or, from releases
-that have Ops for the first one, Ops for their derivatives.
+The last two are derivatives of logarithms of sums, and 0/0 where all exponentials are too small.
+Releases of PyTensor that have Ops for these logarithms have others for the derivatives.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.scalar import basic as ps
 from pytensor.scalar.math import sigmoid
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import Sum
+from pytensor.tensor.special import softmax
 
 from scanlib._compat import DERIVATIVE_GRAPHS, LOG_ADD_EXP, LOG_SUM_EXP
 from scanlib.ops.graph import substitute
@@ -85,7 +88,7 @@ def stable_logs(outputs: Sequence[Variable]) -> dict[Variable, Variable]:
     """Return what replaces logarithms and shares of sums of exponentials above some variables."""
     found: dict[Variable, Variable] = {}
     nodes = list(toposort(outputs))
-    has_sums = any(_is(node, ps.Add) and _exponents(node.outputs[0]) for node in nodes)
+    has_sums = any(_sums_exponentials(node) for node in nodes)
     for node in nodes if has_sums or LOG_ADD_EXP is not None else ():
         made = _stable(node, has_sums)
         for old, new in zip(node.outputs, substitute(made, found), strict=bool(made)):
@@ -105,11 +108,14 @@ def _stable(node: Apply, has_sums: bool) -> list[Variable]:
         return [_log_of_sum(terms)]
     if has_sums and _is(node, (ps.Mul, ps.TrueDiv)):
         return _with_shares(node)
-    derivative = derivative_of_logs(node)
-    terms = _alike(derivative[1]) if derivative is not None else None
-    if derivative is None or terms is None:
+    derivative = _derivative_of_logs(node)
+    if derivative is None:
         return []
-    return [derivative[2] * _share(terms, k) for k in range(len(terms))]
+    inputs, axis, cotangent = derivative
+    if axis is not None:
+        return [pt.expand_dims(cotangent, axis) * softmax(*inputs, axis=axis)]
+    terms = _alike(inputs) or []
+    return [cotangent * _share(terms, k) for k in range(len(terms))]
 
 
 def _is(node: Apply | None, scalar_ops: type | tuple[type, ...]) -> bool:
@@ -119,6 +125,11 @@ def _is(node: Apply | None, scalar_ops: type | tuple[type, ...]) -> bool:
         and isinstance(node.op, Elemwise)
         and isinstance(node.op.scalar_op, scalar_ops)
     )
+
+
+def _sums_exponentials(node: Apply) -> bool:
+    total = isinstance(node.op, Sum) or _is(node, ps.Add)
+    return total and any(_is(inp.owner, ps.Exp) for inp in node.inputs)
 
 
 def _alike(inputs: Sequence[Variable]) -> list[Variable] | None:
@@ -166,19 +177,42 @@ def _with_shares(node: Apply) -> list[Variable]:
     kept: list[Variable] = []
     for divisor in divisors:
         terms = _exponents(divisor)
-        if terms is None:
-            kept.append(divisor)
-            continue
-        own = (f for f in factors if _is(f.owner, ps.Exp) and f.owner.inputs[0] in terms)
-        numerator = next(own, None)
-        if numerator is None:
+        shares = [_share_of(factor, divisor, terms) for factor in factors]
+        place = next((k for k, share in enumerate(shares) if share is not None), None)
+        if place is not None:
+            factors[place] = shares[place]
+        elif terms is not None:
             return []
-        factors.remove(numerator)
-        factors.append(_share(terms, terms.index(numerator.owner.inputs[0])))
+        else:
+            kept.append(divisor)
     if len(kept) == len(divisors):
         return []
     result = pt.mul(*factors) if len(factors) > 1 else factors[0]
     return [result / pt.mul(*kept) if kept else result]
+
+
+def _share_of(factor: Variable, divisor: Variable, terms: list[Variable] | None) -> Variable | None:
+    """Return an exponential divided by a sum of exponentials that it is one of, else None."""
+    if not _is(factor.owner, ps.Exp):
+        return None
+    (term,) = factor.owner.inputs
+    if terms is not None:
+        return _share(terms, terms.index(term)) if term in terms else None
+    axis = _summed_axis(divisor, factor)
+    return None if axis is None else softmax(term, axis=axis)
+
+
+def _summed_axis(total: Variable, exponential: Variable) -> int | None:
+    """Return the axis along which a variable is the kept sum of an exponential, if it is one."""
+    node = total.owner
+    above = node.inputs[0].owner if node is not None and isinstance(node.op, DimShuffle) else None
+    if above is None or not isinstance(above.op, Sum) or above.inputs[0] is not exponential:
+        return None
+    ndim = exponential.type.ndim
+    axes = tuple(range(ndim)) if above.op.axis is None else tuple(above.op.axis)
+    kept = iter(range(ndim))
+    order = tuple("x" if k in axes else next(kept) for k in range(ndim))
+    return axes[0] if len(axes) == 1 and tuple(node.op.new_order) == order else None
 
 
 def _factors(variable: Variable) -> tuple[list[Variable], list[Variable]]:
@@ -197,11 +231,11 @@ def _factors(variable: Variable) -> tuple[list[Variable], list[Variable]]:
     return found
 
 
-def derivative_of_logs(node: Apply) -> tuple[Any, list[Variable], Variable] | None:
-    """Return the Op that a node is the derivative of, with its inputs and the cotangent.
+def _derivative_of_logs(node: Apply) -> tuple[list[Variable], int | None, Variable] | None:
+    """Return the inputs and the axis of the Op that a node is the derivative of, and the cotangent.
 
     Later releases keep derivatives of their Ops for logarithms of sums in Ops of their own, in
-    which no structure can be seen.
+    which no structure can be seen. There is no axis where numbers are added up item by item.
     """
     n = len(node.outputs)
     if LOG_ADD_EXP is None or LOG_SUM_EXP is None or type(node.op) not in DERIVATIVE_GRAPHS:
@@ -211,13 +245,13 @@ def derivative_of_logs(node: Apply) -> tuple[Any, list[Variable], Variable] | No
     *inputs, _, cotangent = node.inputs
     if not all(getattr(inp.type, "dtype", "").startswith("float") for inp in node.inputs):
         return None
-    axes = [None] if n > 1 else range(inputs[0].type.ndim)
-    for op in [LOG_ADD_EXP() if axis is None else LOG_SUM_EXP(axis=(axis,)) for axis in axes]:
+    for axis in [None] if n > 1 else range(inputs[0].type.ndim):
+        op = LOG_ADD_EXP() if axis is None else LOG_SUM_EXP(axis=(axis,))
         dummies = [inp.type() for inp in inputs]
         out = op(*dummies)
         if out.type.ndim != cotangent.type.ndim:
             return None
         expected = out.owner.op.pullback(dummies, [out], [out.type()])[0]
         if expected.owner is not None and expected.owner.op == node.op:
-            return out.owner.op, inputs, cotangent
+            return inputs, axis, cotangent
     return None

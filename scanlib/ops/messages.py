@@ -8,7 +8,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepCountError
-from scanlib.ops.expressions import UNKNOWN, Expressions, operand
+from scanlib.ops.expressions import UNKNOWN, Expressions
 from scanlib.ops.signature import BodyInputs, Labels, Signature
 
 SPECIFIED_SHAPE = "SpecifyShape: axis {} has size {}, expected {}"
@@ -122,10 +122,6 @@ class Messages:
             "in the steps before, now it has size {}; outputs are stacked and must keep their shape"
         )
 
-    def index_range(self) -> str:
-        """Numbers: step, index."""
-        return f"{self.prefix}step {{}} uses the index {{}}, which lies outside the indexed array"
-
     def channel_sizes(self, first: str, second: str) -> str:
         """Numbers: the sizes of two arrays along axes that should agree."""
         return (
@@ -186,11 +182,6 @@ class NodeMessages:
         else:
             text = self.expressions.value(what)
         return self._whole("" if text == UNKNOWN else text, detail)
-
-    def index(self, array: Variable, index: Variable, axis: int) -> str:
-        """Return the template for an index outside of an array; numbers: index, length."""
-        text = f"{operand(self.expressions.value(array))}[{self.expressions.value(index)}]"
-        return self._whole(text, out_of_bounds("{}", axis))
 
     def _whole(self, text: str, detail: str) -> str:
         middle = f"{_escaped(text)}{self.place}".strip()

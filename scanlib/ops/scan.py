@@ -24,18 +24,17 @@ from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.type import TensorType, integer_dtypes
 
-from scanlib.lengths.steps import Steps
 from scanlib.ops.c_linker import PrintedOp
 from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.connection import connection_pattern
 from scanlib.ops.derivatives import HasDerivatives
-from scanlib.ops.execution import PerformsLoop, load_backends
+from scanlib.ops.execution import LoopOp, load_backends
 from scanlib.ops.frozen_body import HasFrozenBody
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
 from scanlib.ops.signature import Labels, OuterInputs, Signature
 
 
-class Scan(HasFrozenBody, HasDerivatives, PerformsLoop, PrintedOp):
+class Scan(HasFrozenBody, HasDerivatives, LoopOp, PrintedOp):
     """A symbolic loop in canonical form.
 
     Parameters
@@ -101,9 +100,9 @@ class Scan(HasFrozenBody, HasDerivatives, PerformsLoop, PrintedOp):
         load_backends()
 
     @property
-    def has_n_steps(self) -> bool:
-        """Whether the number of steps is an input, the first one."""
-        return self.signature.has_n_steps
+    def scan(self) -> Scan:  # type: ignore[override]
+        """The loop itself."""
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_runners": {}, "_pattern": None}
@@ -129,10 +128,6 @@ class Scan(HasFrozenBody, HasDerivatives, PerformsLoop, PrintedOp):
             [variable.type for variable in inner.non_sequences],
         )
         return self.signature.join_inputs(groups)
-
-    def steps_of(self, node: Apply) -> Steps:
-        """Return what the loop says of lengths."""
-        return self.signature.steps_of(node.inputs)
 
     def make_node(self, *inputs: Variable) -> Apply:
         expected = self.outer_input_types()

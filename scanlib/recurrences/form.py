@@ -13,7 +13,6 @@ from pytensor.graph.traversal import toposort
 
 from scanlib._compat import freeze_graph
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
-from scanlib.ops.lowered.positions import Position
 
 
 class NotInFamilyError(Exception):
@@ -55,8 +54,6 @@ class Component:
         forms: dict[Variable, Any] = {leaf: start(*where) for leaf, where in self.leaves().items()}
         for node in toposort(list(self.nexts.values())):
             given = [forms.get(inp) for inp in node.inputs]
-            if isinstance(node.op, Position):
-                given[0] = None  # the length of a row, not its values
             if any(form is not None for form in given):
                 forms.update(zip(node.outputs, step(node, given), strict=True))
         return {part: forms.get(value) for part, value in self.nexts.items()}

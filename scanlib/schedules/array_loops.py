@@ -2,9 +2,10 @@ r"""Loops whose steps work on arrays, and graphs of arrays without loops, as pro
 
 A loop takes one step after the other. Rows of sequences and histories are where they are in the
 loop's inputs and outputs, results of a step in a workspace that all steps use
-(`scanlib.kernels.arrays`); what a result of the loop is made of is computed where it belongs. A
-carry has two buffers, its output and one in the workspace, which change roles from step to step, so
-that no step writes what it reads; it keeps its size.
+(`scanlib.kernels.arrays`); what a result of the loop is made of is computed where it belongs.
+States and carries that are numbers live in local variables. Any other carry has two buffers, its
+output and one in the workspace, which change roles from step to step, so that no step writes what
+it reads; it keeps its size.
 
 The nodes of a graph, which stands around the loops of a function, are written as those of a step
 are, once. Inputs whose items are not in order of memory are copied, once, before the first step.
@@ -30,7 +31,7 @@ from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
     gathers,
     views,
 )
-from scanlib.kernels.arrays.array_step import RULES, Destination, Step, core_op
+from scanlib.kernels.arrays.array_step import RULES, Destination, Step, core_op, overwrites
 from scanlib.kernels.arrays.meanings import inline, stands_for_others
 from scanlib.kernels.arrays.nests import deliver, write_copy
 from scanlib.kernels.arrays.places import Place, Workspace
@@ -55,13 +56,22 @@ from scanlib.kernels.program import (
     Words,
 )
 from scanlib.kernels.scalars import Scalars
-from scanlib.kernels.spans import itemsize
+from scanlib.kernels.spans import Cell, itemsize, load_number, store_number
 from scanlib.ops.scan import Scan
-from scanlib.schedules.elementwise import Array, Checks, Loop, Start, Storage, TableReader, Tables
+from scanlib.schedules.elementwise import (
+    REGISTER_DEPTH,
+    Array,
+    Checks,
+    Loop,
+    Start,
+    Storage,
+    TableReader,
+    Tables,
+)
 from scanlib.schedules.step_by_step import TakesSteps
 from scanlib.schedules.turns import steps_of_a_turn
 
-LONGEST_TURN = 64  # steps
+LONGEST_TURN = 512  # steps
 
 # What kernels of loops and of graphs share
 
@@ -276,6 +286,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         )
         self.body.messages = loop.messages.at_step(loop.inner)
         self.place_inputs()
+        self.read_locals()
         taken = self.take_steps()
         self.finish_carries(taken)
         self.finish(taken)
@@ -302,6 +313,24 @@ class ArraysRun(TakesSteps[ArrayLoop]):
             if items_of(loop.arrays[name]) and not self.stays(i):
                 self.second[i] = body.pinned(loop.arrays[name].dtype, items_of(loop.arrays[name]))
 
+    def read_locals(self) -> None:
+        """Write locals for the states and carries that are numbers."""
+        loop, w = self.loop, self.w
+        self.i = self.begin
+        self.t = self.steps - 1 - self.i if loop.reverse else self.i
+        self.past: dict[int, list[Cell]] = {}
+        for i, depth in enumerate(loop.signature.depths):
+            if loop.inner.taps[i][0].type.ndim == 0 and depth <= REGISTER_DEPTH:
+                places = [self.row_place(f"h{i}", -k) for k in range(1, depth + 1)]
+                self.past[i] = [
+                    Cell(w, load_number(w, place.dtype, place.pointer, 0)) for place in places
+                ]
+        self.carried = {
+            i: Cell(w, load_number(w, variable.type.dtype, self.data(f"c{i}"), 0))
+            for i, variable in enumerate(loop.inner.carries)
+            if variable.type.ndim == 0
+        }
+
     # One step
 
     def step(self, i: Value) -> None:
@@ -320,6 +349,12 @@ class ArraysRun(TakesSteps[ArrayLoop]):
                 body.number(value)  # it is read before anything is overwritten
         for value, destination in self.results:
             deliver(body, value, destination)
+        for state, cells in self.past.items():
+            for later, cell in zip(cells[-2::-1], cells[:0:-1], strict=True):
+                cell.value = later.value
+            cells[0].value = body.number(results.states[state])
+        for carry, cell in self.carried.items():
+            cell.value = body.number(results.carries[carry])
 
     def bind_inputs(self) -> None:
         loop, body = self.loop, self.body
@@ -329,9 +364,15 @@ class ArraysRun(TakesSteps[ArrayLoop]):
             body.bind_place(variable, Place(row, whole.dtype, whole.sizes[1:], whole.strides[1:]))
         for i, taps in enumerate(loop.inner.taps):
             for offset, variable in zip(loop.signature.taps[i], taps, strict=True):
-                body.bind_place(variable, self.row_place(f"h{i}", offset))
+                if i in self.past:
+                    body.bind_number(variable, self.past[i][-offset - 1].value)
+                else:
+                    body.bind_place(variable, self.row_place(f"h{i}", offset))
         for i, variable in enumerate(loop.inner.carries):
-            body.bind_place(variable, self.carry(i, 0))
+            if i in self.carried:
+                body.bind_number(variable, self.carried[i].value)
+            else:
+                body.bind_place(variable, self.carry(i, 0))
         for variable, name in zip(loop.inner.non_sequences, loop.outer.non_sequences, strict=True):
             bind_input(body, variable, name, self.given_places[name])
             body.fixed.add(variable)
@@ -364,22 +405,29 @@ class ArraysRun(TakesSteps[ArrayLoop]):
     def stays(self, i: int) -> bool:
         """Whether the new value of a carry may be written over the old one.
 
-        Only its own node reads the old one, at the same index and before it writes there.
+        Only its own node reads the old one, at the same index and before it writes there, or items
+        are written into it that others have read before.
         """
-        loop = self.loop
+        loop, graph = self.loop, self.loop.graph
         carry, value = loop.inner.carries[i], loop.result.carries[i]
         node = value.owner
-        clients = loop.graph.clients[carry]
-        if node is None or len(clients) != 1 or clients[0][0] is not node:
+        if node is None or graph.outputs.count(value) > 1:
             return False
-        if loop.graph.outputs.count(value) > 1:
-            return False
-        same = value.type.dtype == carry.type.dtype and all(
-            (a == 1) == (b == 1) for a, b in zip(value.type.shape, carry.type.shape, strict=True)
-        )
         if isinstance(node.op, Elemwise):
-            return same and len(node.outputs) == 1
-        return isinstance(node.op, INDEX_WRITES) and clients[0][1] == 0
+            same = value.type.dtype == carry.type.dtype and all(
+                (a == 1) == (b == 1)
+                for a, b in zip(value.type.shape, carry.type.shape, strict=True)
+            )
+            alone = [client for client, _ in graph.clients[carry]] == [node]
+            return same and alone and len(node.outputs) == 1
+        order = {node: position for position, node in enumerate(graph.toposort())}
+        while node is not None and isinstance(node.op, INDEX_WRITES):
+            if not overwrites(graph, node, order):
+                return False
+            if node.inputs[0] is carry:
+                return True
+            node = node.inputs[0].owner
+        return False
 
     # Where results go
 
@@ -393,8 +441,9 @@ class ArraysRun(TakesSteps[ArrayLoop]):
             texts = tuple(loop.messages.output_shape(i, axis) for axis in range(value.type.ndim))
             yield value, Destination(partial(self.output_row, i), "StepShapeError", texts)
         for i, value in enumerate(loop.result.carries):
-            texts = (CARRY,) * value.type.ndim
-            yield value, Destination(partial(self.next_carry, i), UNFIT, texts)
+            if i not in self.carried:
+                texts = (CARRY,) * value.type.ndim
+                yield value, Destination(partial(self.next_carry, i), UNFIT, texts)
 
     def choose_destinations(self) -> None:
         """Let results be computed in the row or the buffer that will hold them."""
@@ -420,8 +469,10 @@ class ArraysRun(TakesSteps[ArrayLoop]):
     # After the last step
 
     def finish_carries(self, taken: Value) -> None:
-        """Write carries that are in their second buffers to the outputs."""
+        """Write carries that are in locals or in their second buffers to the outputs."""
         loop, w = self.loop, self.w
+        for i, cell in self.carried.items():
+            store_number(w, self.data(f"c{i}"), 0, cell.value)
         with w.when((taken & 1).differs(0)):
             for i, place in self.second.items():
                 array = loop.arrays[loop.outer.carries[i]]

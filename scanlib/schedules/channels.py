@@ -29,14 +29,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.traversal import ancestors
 
 from scanlib.kernels.language import BOOL, INT64, Kernel, Type, Value, Writer
 from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, added, parts_of
 from scanlib.kernels.spans import LINE, Cell, load_number, parts, store_number, sum_of_lanes
 from scanlib.ops.lowered.channel_plan import Target
-from scanlib.ops.lowered.positions import Channel, Item, Position, PositionalOp, loaded, only_place
 from scanlib.schedules.elementwise import ElemwiseLoop, Storage
 from scanlib.schedules.step_by_step import TakesSteps
 
@@ -66,6 +65,9 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         self.scalars = Scalars(self.w, self.call_outside)
         self.indices: list[Value] = []  # of the loops over channels that are open
         self.totals: dict[int, Cell] = {}
+        inner, outer = loop.inner, loop.outer
+        self.given_as = dict(zip(inner.rows, outer.sequences, strict=True))
+        self.given_as |= zip(inner.non_sequences, outer.non_sequences, strict=True)
 
     # Memory
 
@@ -293,10 +295,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             self.indices.pop()
             return
         low, high = self.low[number], self.high[number]
-        only = self.only_place(group, level)
-        if only is not None:
-            low, high = only, only + 1
-        lanes = 1 if only is not None else self.lanes_of(group, level)
+        lanes = self.lanes_of(group, level)
         while lanes >= FEWEST_LANES:
             middle = self.several(level, group, low, high, lanes)
             if middle is None:
@@ -350,12 +349,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         loop = self.loop
         if level != loop.layout.ndim - 1 or any(target.inner > level + 1 for target in group):
             return 1
-        nodes = list(toposort([target.value for target in group]))
         widest = 1
-        for node in nodes:
-            own = loop.plan.levels[node.outputs[0]] > level
-            if own and isinstance(node.op, PositionalOp):
-                return 1
         for variable in ancestors([target.value for target in group]):
             if variable.type.dtype.startswith("complex"):
                 return 1
@@ -367,21 +361,6 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
                 return 1  # a result without these channels
         return REGISTER // widest
 
-    def only_place(self, group: list[Target], level: int) -> Value | None:
-        """Return the only position along an axis where results may change, None if all may."""
-        kept = {"sum": lambda _: 0, "carry": self.loop.inner.carries.__getitem__}
-        found = {
-            only_place(t.value, kept[t.kind](t.number) if t.kind in kept else None, level)
-            for t in group
-        }
-        (place, *more) = found
-        known = not more and place is not None and place in self.scalars.values
-        if not known:
-            return None
-        value = self.scalars.number(place)
-        assert isinstance(value, Value)
-        return value
-
     # Values
 
     def compute(self, level: int, targets: Sequence[Target]) -> None:
@@ -390,18 +369,15 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         wanted = [target.value for target in targets]
         if loop.result.stop is not None and level == 0:
             wanted.append(loop.result.stop)
-        above, read = set(ancestors(wanted)), loaded(wanted)
+        above = set(ancestors(wanted))
         for variable in loop.graph.inputs:
-            if variable in read and loop.plan.levels[variable] == level:
+            if variable in above and loop.plan.levels[variable] == level:
                 self.read(variable)
         self.scalars.emit(
-            (
-                out
-                for node in loop.graph.toposort()
-                for out in node.outputs
-                if loop.plan.levels[out] == level and out in above
-            ),
-            self.positional,
+            out
+            for node in loop.graph.toposort()
+            for out in node.outputs
+            if loop.plan.levels[out] == level and out in above
         )
 
     def read(self, variable: Variable) -> None:
@@ -423,7 +399,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             else:
                 value = self.load_item(f"c{i}", self.data(f"c{i}"), 0)
         else:
-            name, *_ = loop.plan.array_of(variable)
+            name = self.given_as[variable]
             value = self.load_item(name, self.data(name), self.rows.get(name, 0))
         self.scalars.bind(variable, value)
 
@@ -496,58 +472,3 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         """Return the dtype in which a sum over channels is collected, as PyTensor's sums are."""
         dtype = target.value.type.dtype
         return "float64" if dtype == "float32" else dtype
-
-    # Rows read at computed places
-
-    def positional(self, node: Apply) -> bool:
-        """Write an operation that reads rows at computed places, if it is one."""
-        op = node.op
-        if isinstance(op, Channel):
-            self.scalars.bind(node.outputs[0], self.indices[op.axis])
-        elif isinstance(op, Position):
-            self.scalars.bind(node.outputs[0], self.position(node, op))
-        elif isinstance(op, Item):
-            self.scalars.bind(node.outputs[0], self.item(node, op))
-        else:
-            return False
-        if self.scalars.lanes > 1:
-            raise LanesError(str(op))
-        return True
-
-    def position(self, node: Apply, op: Position) -> Value:
-        loop, w = self.loop, self.w
-        array, lead, _ = loop.plan.array_of(node.inputs[0])
-        index = self.scalars.number(node.inputs[1])
-        assert isinstance(index, Value)
-        given, size = w.cast(index, "int64"), self.dim(array, lead + op.axis)
-        place = w.select(given < 0, given + size, given)
-        with w.when((place < 0) | (place >= size)):
-            row, number = node.inputs[:2]
-            text = loop.messages.at_step(loop.inner).index(row, number, op.axis)
-            w.fail(loop.failure("StepIndexError", text, 3), self.i, given, size)
-        return place
-
-    def item(self, node: Apply, op: Item) -> Number:
-        row, *positions = node.inputs
-        name, pointer, offset = self.row_place(row)
-        lead, given = self.loop.arrays[name].lead, iter(positions)
-        for k, place in enumerate(op.places):
-            if place is None:
-                continue
-            at = self.scalars.number(next(given)) if place == "at" else self.indices[int(place)]
-            assert isinstance(at, Value)
-            offset = at * self.storage.stride(name, lead + k) + offset
-        return self.load(name, pointer, offset)
-
-    def row_place(self, variable: Variable) -> tuple[str, Value, Value | int]:
-        """Return the array with the row that an input of the body stands for, and where it is."""
-        loop = self.loop
-        state = self.state_of(variable)
-        if state is not None:
-            i, offset = state
-            return f"h{i}", self.memory_of(i), self.rows[f"h{i}", offset]
-        if variable in loop.inner.carries:
-            i = loop.inner.carries.index(variable)
-            return f"c{i}", self.data(f"c{i}"), 0
-        name, *_ = loop.plan.array_of(variable)
-        return name, self.data(name), self.rows.get(name, 0)

@@ -14,7 +14,6 @@ from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
 
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
-from scanlib.ops.lowered.positions import has_positions
 from scanlib.recurrences import CLASSES
 
 # Steps of a block: a few buffers fit the first-level cache, and a block is worth starting. Scans
@@ -78,7 +77,6 @@ def schedule(op: ElemwiseScan) -> str:
         their number is known when the loop runs.
     """
     composed = bool(op.recurrences) and all(r.family in CLASSES for r in op.recurrences)
-    composed = composed and not has_positions(op.body.outputs)
     composed = composed and len(op.body.toposort()) <= LONG_STEP
     if not op.layout.ndim:
         return "blocks" if composed else "steps"
@@ -112,9 +110,9 @@ def static_width(op: ElemwiseScan) -> int | None:
 def can_slice(op: ElemwiseScan) -> bool:
     """Whether slices of the channels, along their first axis, are independent of one another.
 
-    That takes results which all have this axis, or are sums over it, and steps that raise nothing.
+    That takes results which all have this axis, or are sums over it.
     """
-    if not op.layout.ndim or op.signature.has_stop or has_positions(op.body.outputs):
+    if not op.layout.ndim or op.signature.has_stop:
         return False
     return all(0 in target.kept or 0 in target.reduced for target in op.plan().targets)
 

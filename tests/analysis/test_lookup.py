@@ -62,7 +62,7 @@ def test_automata(automata, mode, ndim, steps, size, symbols, seed):
     table = rng.integers(-size, size, (symbols, size))
     x, s = rng.integers(-symbols, symbols, steps), rng.integers(-size, size, (3,) * ndim)
     function = automata(mode, ndim)
-    assert [type(op) for op in loops(function)] == [ElemwiseScan]
+    assert [type(op) for op in loops(function)] == [Scan]
     before = table.copy()
     np.testing.assert_array_equal(function(table, x, s), walk(table, x, s))
     np.testing.assert_array_equal(table, before)
@@ -147,9 +147,7 @@ def test_regimes(switching, ndim, mode):
     inputs, trace = switching(ndim, mode)
     gradient = pytensor.grad((trace**2).sum(), inputs[3:])
     function = pytensor.function(inputs, [trace, *gradient], mode=RUN[mode])
-    # Items added at several places, in the gradient of many states, are left to loops of arrays.
-    kinds = [type(op) for op in loops(function)]
-    assert kinds == [ElemwiseScan, Scan if ndim else ElemwiseScan]
+    assert [type(op) for op in loops(function)] == [Scan, Scan]
     rng = np.random.default_rng(0)
     for steps in (0, 1, 30):
         table, x = rng.integers(-3, 3, (2, 3)), rng.integers(0, 2, steps)

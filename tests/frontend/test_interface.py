@@ -244,6 +244,12 @@ class TestLengths:
         values = {x: np.array([1.0, 2.0, 3.0]), y: np.array([10.0, 20.0])}
         assert evaluate(out, values, mode).tolist() == [23.0, 12.0]
 
+    def test_one_step_backwards(self, mode):
+        """It has the last row, also where that row's axis is dropped."""
+        x = pt.vector("x", shape=(3,))
+        out = scanlib.scan(lambda x: x, x, n_steps=1, go_backwards=True, return_updates=False)
+        assert evaluate([out.sum(), out[0]], {x: np.array([1.0, 2.0, 4.0])}, mode) == [4.0, 4.0]
+
     def test_zero_steps(self, mode):
         n, x, h0, k = pt.lscalar("n"), pt.matrix("x"), pt.vector("h0"), pt.imatrix("k")
         outputs, _ = scanlib.scan(

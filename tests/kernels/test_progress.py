@@ -75,7 +75,8 @@ def test_a_loop_that_may_stop_has_no_total(mode, bars):
 
 
 def test_a_loop_that_fails_closes_its_bar(bars):
-    f = compiled(lambda i, h, x: h + x[i], x, mode="numba", sequences=places, steps=None)
+    step = lambda i, h, x: h + x[pt.switch(h < -1, 0, i)]  # noqa: E731  (a place of the state's)
+    f = compiled(step, x, mode="numba", sequences=places, steps=None)
     with pytest.raises(IndexError, match=r"at step 299999: index 7 is out of bounds"):
         f([0.3], 0, np.where(np.arange(STEPS) == STEPS - 1, 7, 0))
     (bar,) = bars

@@ -375,6 +375,30 @@ def test_sum_of_next_values_alone():
         np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
+def test_sum_of_late_values():
+    """What a sum adds to a state is no shift of it: it differs from step to step with the sum."""
+    e, A, start = pt.dmatrix("e"), pt.dmatrix("A"), pt.dvector("start")
+    traces = scanlib.scan(
+        lambda e, h, late, s, A: [A @ h + e, h.sum(), s + late + e[0]],
+        sequences=e,
+        outputs_info=[start, start[0], start[0]],
+        non_sequences=A,
+        return_updates=False,
+    )
+    loop = Loop.from_node(traces[0].owner.inputs[0].owner)
+    loop.carries = [Carry(state.initial[0], state.taps[-1], state.next) for state in loop.states]
+    loop.states = []
+    with pytensor.config.change_flags(on_opt_error="raise"):
+        function = compiled([e, A, start], loop.apply().carries)
+    assert kinds(function) == [0, 1]
+    rows, matrix = values_of({"e": e, "A": A}).values()
+    h, late, total = np.ones(D), 1.0, 1.0
+    for row in rows:
+        h, late, total = matrix @ h + row, h.sum(), total + late + row[0]
+    for found, expected in zip(function(rows, matrix, np.ones(D)), (h, late, total), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
 LEFT_ALONE = {
     "the matrix reads the state": (
         lambda e, h, A: (A * h.sum()) @ h + e,

@@ -20,7 +20,7 @@ from scanlib.backends.cuda.parameters import Parameters, contiguous
 from scanlib.backends.cuda.printer import KERNELS, LoopWriter
 from scanlib.backends.cuda.schedule import Schedule, choose
 from scanlib.ops.c_linker import NoCCodeError
-from scanlib.ops.errors import StepIndexError, StepShapeError
+from scanlib.ops.errors import StepShapeError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.messages import Messages
 
@@ -127,17 +127,12 @@ class Geometry:
     sizes : tuple of int
         Of the channels' axes.
     outputs : list of Shape
-        Of the results, and of what comes after them: the number of steps, where a condition ends
-        the loop; for each channel the first step with an index outside of its array, and the
-        index, where there are computed places.
-    lengths : dict
-        Of arrays that are read at computed places.
+        Of the results and, where a condition ends the loop, of the number of steps after them.
     """
 
     steps: int
     sizes: Shape
     outputs: list[Shape]
-    lengths: dict[str, int]
 
     @property
     def channels(self) -> int:
@@ -214,11 +209,7 @@ class KernelLoop:
             outputs.append((steps, *(1 if axis is None else sizes[axis] for axis in axes)))
         if signature.has_stop:
             outputs.append(())
-        if self.writer.places:
-            outputs.append((*sizes, 2))
-        read = self.writer.lengths.items()
-        lengths_read = {name: given[array][axis] for name, (array, axis) in read}
-        return Geometry(steps, sizes, outputs, lengths_read)
+        return Geometry(steps, sizes, outputs)
 
     def _channels(self, given: dict[str, Shape], steps: int) -> Iterator[int]:
         """Yield the sizes of the channels' axes."""
@@ -261,7 +252,6 @@ class KernelLoop:
             "chunks": plan.chunks,
         }
         values |= {f"n{axis}": size for axis, size in enumerate(sizes.sizes)}
-        values |= sizes.lengths
         shapes = list(sizes.outputs)
         for k, array in enumerate(self.parameters.outputs):
             if array.name in writer.totals:
@@ -340,19 +330,10 @@ class KernelLoop:
 
         Raises
         ------
-        StepIndexError
-            If a computed place lies outside of its array.
         IndexError
             If a condition ended the loop too early.
         """
         signature = self.writer.signature
-        if self.writer.places:
-            *results, wrong = results
-            found = np.asarray(wrong.cpu() if hasattr(wrong, "cpu") else wrong).reshape(-1, 2)
-            found = found[found[:, 0] >= 0]
-            if len(found):
-                step, index = found[found[:, 0].argmin()].tolist()
-                raise StepIndexError(self.messages.index_range(), step, index)
         if not signature.has_stop:
             return results
         *results, number = results

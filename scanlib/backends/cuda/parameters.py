@@ -61,8 +61,6 @@ class Parameters:
         What the loop is given and returns, in its order; a number of steps does not count.
     works : sequence of Array, optional
         What kernels write for one another.
-    more : sequence of str, optional
-        Names of further numbers.
     reverse : bool, optional
         Whether the first step has the last row.
     """
@@ -73,16 +71,15 @@ class Parameters:
         inputs: list[Array],
         outputs: list[Array],
         works: Sequence[Array] = (),
-        more: Sequence[str] = (),
         reverse: bool = False,
     ) -> None:
         self.inputs, self.outputs, self.works = inputs, outputs, list(works)
         self.arrays = [*inputs, *outputs, *works]
-        self.more, self.sizes, self.reverse = list(more), sizes, reverse
+        self.sizes, self.reverse = sizes, reverse
         self.axes = (
             max([0, sizes - 1, *(own for array in self.arrays for _, own in array.kept)]) + 1
         )
-        numbers = [*COUNTS, *(f"n{axis}" for axis in range(max(sizes, 1))), *more]
+        numbers = [*COUNTS, *(f"n{axis}" for axis in range(max(sizes, 1)))]
         self.place = {name: k for k, name in enumerate(numbers)}
         self.count = len(numbers)
         for array in self.arrays:
@@ -113,7 +110,7 @@ class Parameters:
     def struct(self) -> str:
         """Return the C struct, in which arrays have their numbers by name."""
         names = "".join(f"{array.name}, " for array in self.arrays)
-        counts = ", ".join([*COUNTS, f"n[{max(self.sizes, 1)}]", *self.more])
+        counts = ", ".join([*COUNTS, f"n[{max(self.sizes, 1)}]"])
         along = " || ".join(
             f"k == {array.name} && axis == {axis}"
             for array in self.arrays

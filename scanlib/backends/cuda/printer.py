@@ -23,13 +23,13 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.resources import files
 
 import numpy as np
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.cuda.composition import SummaryWriter, composed_recurrences
 from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.scalar_code import (
-    HALF,
     Code,
     ScalarUnit,
     Source,
@@ -37,13 +37,10 @@ from scanlib.backends.cuda.scalar_code import (
     item_type,
     memory_type,
 )
-from scanlib.kernels.language import BOOL, INT64, Value, Writer
-from scanlib.kernels.scalars import NoKernelError, Number
-from scanlib.kernels.spans import Cell, load_number, parts
+from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.channel_plan import ChannelPlan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.positions import Channel, Item, Position, has_positions, loaded
 
 DEPTH = 8  # of states whose past values are kept in registers
 KINDS = "biufc"
@@ -67,8 +64,6 @@ KERNELS = {
     },
 }
 Member = tuple[str, str, str]  # its name in a struct, its array, its row
-# For each channel, the first step with an index outside of its array, and the index.
-WRONG = "wrong"
 WORKS = ("summaries", "states", "flags")  # of blocks that look back
 TAKEN = "taken"  # the number of steps of a loop that ends by a condition, its last result
 # The dtypes in which a channel collects sums, wider than the items are.
@@ -90,9 +85,6 @@ class LoopWriter:
     totals : dict of str to int
         Results of which kernels write terms, with all axes of the channels and one of chunks or
         steps before them, and how many axes of these the result has: it sums over the others.
-    lengths : dict of str to tuple of str and int
-        Of arrays that are read at computed places: by the name of the kernel's number, the array
-        and its axis.
     threads, items : int
         Of a block that shares steps: its threads, and the steps of each at a time.
 
@@ -110,17 +102,9 @@ class LoopWriter:
         self.result = self.signature.split_body_outputs(self.graph.outputs)
         self.plan = ChannelPlan(self.signature, self.layout, self.inner, self.result)
         self._check_supported()
-        self.places = has_positions(op.body.outputs)
-        self.lengths: dict[str, tuple[str, int]] = {}
-        for node in self.graph.toposort():
-            if isinstance(node.op, Position):
-                array, lead, _ = self.plan.array_of(node.inputs[0])
-                axis = lead + node.op.axis
-                self.lengths[f"{array}_d{axis}"] = array, axis
-        single = self.signature.has_stop or self.places
-        self.composed = None if single else composed_recurrences(op)
+        self.composed = None if self.signature.has_stop else composed_recurrences(op)
         self.source, self.unit = Source(), ScalarUnit()
-        self.loaded = loaded(self.graph.outputs)
+        self.loaded = set(ancestors(self.graph.outputs))
         self.sums = [i for i, is_sum in enumerate(self.layout.sums) if is_sum]
         self.carried = [i for i, is_sum in enumerate(self.layout.sums) if not is_sum]
         self.traced = [i for i, gone in enumerate(self.signature.untraced) if not gone]
@@ -129,8 +113,7 @@ class LoopWriter:
             self.layout.ndim,
             *self._given(),
             [Array(name, "uint8", 0, ()) for name in WORKS if self.composed is not None],
-            list(self.lengths),
-            self.signature.reverse,
+            reverse=self.signature.reverse,
         )
         self.arrays = {array.name: array for array in self.parameters.arrays}
         self.threads, self.items = self._block()
@@ -141,11 +124,7 @@ class LoopWriter:
 
     def _check_supported(self) -> None:
         """Raise an error if the loop has no kernel."""
-        own = {tap for taps in self.inner.taps for tap in taps} | set(self.inner.carries)
-        read = any(
-            isinstance(node.op, Item) and node.inputs[0] in own for node in self.graph.toposort()
-        )
-        if read or not self.plan.has_same_channels():
+        if not self.plan.has_same_channels():
             raise NoCCodeError("channels that need one another have no CUDA kernel")
         if any(depth > DEPTH for depth in self.signature.depths):
             raise NoCCodeError(f"a state of more than {DEPTH} past values has no CUDA kernel")
@@ -160,18 +139,14 @@ class LoopWriter:
 
     def _given(self) -> tuple[list[Array], list[Array]]:
         """Return the arrays of inputs and of results, in order."""
-        ndim, inputs, outputs = self.layout.ndim, [], []
+        inputs, outputs = [], []
         for name, dtype, lead, axes in self.plan.arrays():
             if name[0] != "x":
                 outputs.append(self._written(Array(name, dtype, lead, axes)))
                 continue
-            if self.places:  # axes that are not the channels' have strides as well
-                axes = tuple(k if axis is None else axis for k, axis in enumerate(axes, ndim))
             inputs.append(Array(name, dtype, lead, axes))
         if self.signature.has_stop:
             outputs.append(Array(TAKEN, "int64", 0, ()))
-        if self.places:
-            outputs.append(Array(WRONG, "int64", 0, tuple(range(ndim))))
         return sorted(inputs, key=lambda array: int(array.name[1:])), outputs
 
     def _written(self, array: Array) -> Array:
@@ -295,9 +270,9 @@ class LoopWriter:
 
     # Items of arrays
 
-    def write_struct(self, name: str, items: list[Member], *more: tuple[str, str]) -> None:
+    def write_struct(self, name: str, items: list[Member]) -> None:
         members = [(item_type(self.arrays[array].dtype), member) for member, array, _ in items]
-        self.members(name, [*members, *more])
+        self.members(name, members)
 
     def read_all(self, target: str, items: list[Member]) -> None:
         for member, array, row in items:
@@ -314,7 +289,7 @@ class LoopWriter:
     def read_items(self, variables: list[Variable], names: list[str]) -> list[tuple[int, str]]:
         """Return which of the inputs have an item of the channel that is read, and their arrays.
 
-        Others are there for their sizes, or read at computed places; they may have no item at all.
+        Others are there for their sizes; they may have no item at all.
         """
         pairs = enumerate(zip(variables, names, strict=True))
         return [(k, name) for k, (variable, name) in pairs if variable in self.loaded]
@@ -322,21 +297,16 @@ class LoopWriter:
     def write_fixed(self) -> None:
         names = self.read_items(self.inner.non_sequences, self.plan.outer.non_sequences)
         items = [(f"w{k}", name, "0") for k, name in names]
-        more = [("scanlib_channel", "l"), ("const Params *", "p")]
-        self.write_struct("Fixed", items, *(more if self.places else ()))
+        self.write_struct("Fixed", items)
         with self.method("void fix(const Params &p, const scanlib_channel &l, Fixed &w)"):
             self.read_all("w", items)
-            if self.places:
-                self.source.line("w.l = l; w.p = &p;")
 
     def write_rows(self) -> None:
         names = self.read_items(self.inner.rows, self.plan.outer.sequences)
         items = [(f"v{k}", name, "t") for k, name in names]
-        self.write_struct("Rows", items, *([("int64_t", "t")] if self.places else ()))
+        self.write_struct("Rows", items)
         with self.method("void load(const scanlib_channel &l, int64_t t, Rows &x)"):
             self.read_all("x", items)
-            if self.places:
-                self.source.line("x.t = t;")
 
     def write_results(self) -> None:
         depths = self.signature.depths
@@ -369,14 +339,10 @@ class LoopWriter:
         outer, line = self.plan.outer, self.source.line
         given = [(f"r{i}_{k}", outer.initials[i], str(row)) for i, k, row in self.past()]
         given += [(f"c{i}", outer.carries[i], "0") for i in self.carried]
-        more = [("int64_t", name) for name in ("step", "wrong_step", "wrong_index")]
-        self.write_struct("State", given, *(more if self.places else ()))
+        self.write_struct("State", given)
         head = "const scanlib_channel &l, State &s, bool write"
         with self.method(f"void start({head})"):
             self.read_all("s", given)
-            if self.places:
-                line("s.step = s.wrong_index = 0;")
-                line("s.wrong_step = -1;")
             line("if (!write) return;")
             self.store_all("s", [
                 (f"r{i}_{k}", f"h{i}", str(row)) for i, k, row in self.past() if i in self.traced
@@ -385,8 +351,6 @@ class LoopWriter:
             last = [(f"r{i}_{k}", f"h{i}", str(row))
                     for i, k, row in self.past() if i not in self.traced]  # fmt: skip
             self.store_all("s", last + [(f"c{i}", f"c{i}", "0") for i in self.carried])
-            for k, name in enumerate(("wrong_step", "wrong_index") if self.places else ()):
-                line(f"((int64_t *)l.at[Params::{WRONG}])[{k}] = s.{name};")
             if self.signature.has_stop:
                 line(f"*(int64_t *)l.at[Params::{TAKEN}] = taken;")
 
@@ -410,7 +374,7 @@ class LoopWriter:
 
     def bind(self, code: Code, inputs: list[Variable], outputs: list[Variable]) -> None:
         """Say where the inputs of the body, or of a copy of it, are that some values need."""
-        inner, needed = self.signature.split_body_inputs(inputs), loaded(outputs)
+        inner, needed = self.signature.split_body_inputs(inputs), set(ancestors(outputs))
         pairs = [(row, f"x.v{k}") for k, row in enumerate(inner.rows)]
         for i, taps in enumerate(inner.taps):
             pairs += [
@@ -430,8 +394,7 @@ class LoopWriter:
             stop = [] if result.stop is None else [result.stop]
             outputs = [*result.states, *result.carries, *result.outputs, *stop]
             self.bind(code, self.graph.inputs, outputs)
-            places = PlaceWriter(self, code) if self.places else None
-            code.scalars.emit(outputs, *([places] if places else []))
+            code.scalars.emit(outputs)
             numbers = code.numbers(outputs)
             if stop:
                 numbers[-1] = code.scalars.truth(numbers[-1])
@@ -443,97 +406,13 @@ class LoopWriter:
                         for i in range(len(result.carries))]  # fmt: skip
             targets += [f"y.z{i} =" for i in range(len(result.outputs))]
             targets += ["const bool ends ="] * len(stop)
-            if places is not None:
-                numbers += [own.value for own in places.wrong]
-                targets += ["s.wrong_step =", "s.wrong_index ="]
             code.write(self.source, numbers, targets)
             for i, k, _ in self.past():
                 if k > 1:
                     line(f"s.r{i}_{k} = p{i}_{k};")
             for i in self.traced:
                 line(f"y.h{i} = s.r{i}_1;")
-            if places is not None:
-                line("s.step++;")
             line(f"return {'ends' if stop else 'false'};")
-
-
-class PlaceWriter:
-    """Writes the operations of a step that read rows at computed places.
-
-    See `scanlib.ops.lowered.positions`. A thread reads any item of sequences and non-sequences,
-    which no thread writes, but of states those of its own channel only. An index outside of its
-    array is noted with its step, the first one of each channel, and the nearest item is read; the
-    linker raises the error, if it can raise one.
-    """
-
-    def __init__(self, loop: LoopWriter, code: Code) -> None:
-        self.loop, self.code, self.w = loop, code, code.writer
-        self.wrong = [Cell(self.w, self.number(f"s.wrong_{what}")) for what in ("step", "index")]
-
-    def __call__(self, node: Apply) -> bool:
-        """Write an operation and bind its result, if it is one of these."""
-        if isinstance(node.op, Channel):
-            found: Number = self.number(f"w.l.e[{node.op.axis}]")
-        elif isinstance(node.op, Position):
-            found = self.position(node, node.op)
-        elif isinstance(node.op, Item):
-            found = self.item(node, node.op)
-        else:
-            return False
-        self.code.scalars.bind(node.outputs[0], found)
-        return True
-
-    def number(self, text: str) -> Value:
-        return self.code.parameter(text, INT64)
-
-    def place(self, variable: Variable) -> Value:
-        (number,) = parts(self.code.scalars.number(variable))
-        return self.code.scalars.convert(number, "int64")
-
-    def position(self, node: Apply, op: Position) -> Value:
-        array, lead, _ = self.loop.plan.array_of(node.inputs[0])
-        w, size = self.w, self.number(f"w.p->{array}_d{lead + op.axis}")
-        given, (wrong_step, wrong_index) = self.place(node.inputs[1]), self.wrong
-        (step,) = parts(wrong_step.value)
-        place = w.select(given < 0, given + size, given)
-        outside = (place < 0) | (place >= size)
-        with w.when(outside & (step < 0)):
-            wrong_step.value, wrong_index.value = self.number("s.step"), given
-        nearest = w.select((place < 0) & size.differs(0), 0, size - 1)  # -1 if there is none
-        return w.select(outside, nearest, place)
-
-    def item(self, node: Apply, op: Item) -> Number:
-        row, *positions = node.inputs
-        array, _, axes = self.loop.plan.array_of(row)
-        w, given = self.w, map(self.place, positions)
-        offset: Value = w.constant(0, INT64)
-        if row in self.loop.inner.rows:
-            offset = self.number("x.t") * self.number(f"w.l.t[Params::{array}]")
-        exists: Value = w.constant(True, BOOL)
-        for k, place in enumerate(op.places):
-            if place == "at":
-                position, axis = next(given), self.loop.arrays[array].axes[k]
-                exists = exists & (position >= 0)
-                offset = offset + position * self.number(f"w.p->at[Params::{array}].e[{axis}]")
-            elif place != axes[k]:
-                raise NoCCodeError("an item of another channel has no CUDA kernel")
-        dtype = node.outputs[0].type.dtype
-        stored = "uint16" if dtype == HALF else dtype  # the bits
-        pointer = self.code.pointer(f"w.l.at[Params::{array}]")
-        found = Cell(w, self.code.scalars.constant(0, stored))
-        with w.when(exists):
-            found.value = load_number(w, stored, pointer, offset)
-        return widened(w, *parts(found.value)) if dtype == HALF else found.value
-
-
-def widened(w: Writer, bits: Value) -> Value:
-    """Return the number that the bits of one in half precision mean."""
-    wide = w.cast(bits, "uint32")
-    size, sign = (wide & 0x7FFF) << 13, (wide & 0x8000) << 16
-    number = w.bitcast(size, "float32") * 2.0**112  # the exponents' biases differ by 112
-    special = w.bitcast(size | 0x7F800000, "float32")  # infinity, or NaN
-    value = w.select(size >= 0x0F800000, special, number)
-    return w.bitcast(w.bitcast(value, "uint32") | sign, "float32")
 
 
 def _item_place(name: str, row: str) -> str:

@@ -34,12 +34,11 @@ from scanlib.backends.handler.functions import has_compiled_function
 from scanlib.kernels.arrays.meanings import stands_for_others
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.scalars import NoKernelError
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.graph import depends_on
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
-from scanlib.ops.scan import Scan
 from scanlib.schedules.array_loops import graph_program, has_rule
 from scanlib.schedules.linear_steps import has_products
 
@@ -306,7 +305,7 @@ class GatherAroundLoops(LoopRewrite):
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         ops = [node.op for node in fgraph.apply_nodes]
-        if not any(isinstance(op, Scan | ElemwiseScan | LinearScan) for op in ops):
+        if not any(isinstance(op, LoopOp) for op in ops):
             return
         # Branches that are not taken are not computed.
         if config.scanlib__perform != "auto" or any(isinstance(op, IfElse) for op in ops):

@@ -30,7 +30,7 @@ def function_address(node: Apply | Routine) -> int:
         function, _ = numba_funcify_ensure_cache(node.op, node=node)
         kinds = [numba.from_dtype(np.dtype(dtype)) for dtype in dtypes]
         _scalar_functions[known] = numba.cfunc(kinds[-1](*kinds[:-1]))(
-            _plain(function, len(node.inputs))
+            plain(function, len(node.inputs))
         )
     return _scalar_functions[known].address
 
@@ -52,7 +52,8 @@ def has_compiled_function(node: Apply | Routine) -> bool:
     return numba_funcify_ensure_cache(node.op, node=node)[1] is not None
 
 
-def _plain(function: Any, count: int) -> Callable[..., Any]:
+def plain(function: Any, count: int) -> Callable[..., Any]:
+    """Return a function for numba to compile that calls one which it knows by another's code."""
     names = ", ".join(f"x{i}" for i in range(count))
     scope = {"function": function}
     exec(f"def plain({names}):\n    return function({names})", scope)

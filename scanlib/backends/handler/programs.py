@@ -22,6 +22,7 @@ from scanlib.kernels.language import FRAME, NUMBERS
 from scanlib.kernels.program import ArrayType, LoopProgram
 from scanlib.kernels.python_driver import ENTRY, program_progress, raise_failure
 from scanlib.kernels.scalars import NoKernelError
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
@@ -61,10 +62,12 @@ _programs: dict[str, LoopProgram] = {}
 _described: dict[str, tuple[_Program, Any]] = {}
 
 
-def program_of(op: ElemwiseScan | Scan) -> LoopProgram | None:
+def program_of(op: LoopOp) -> LoopProgram | None:
     """Return the kernels of a loop; None where an operation has none."""
     try:
-        program = elementwise_program(op) if isinstance(op, ElemwiseScan) else array_program(op)
+        program = (
+            elementwise_program(op) if isinstance(op, ElemwiseScan) else array_program(op.scan)
+        )
     except NoKernelError:
         return None
     return program if all(map(has_compiled_function, program.functions)) else None

@@ -41,20 +41,14 @@ from scanlib.backends.jax.mesh_axes import check_whole, varying
 from scanlib.backends.jax.partitioned import loop_factors, part_of
 from scanlib.backends.jax.platforms import on_platforms
 from scanlib.backends.jax.windows import sliced, windows
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.linear_scan import LinearScan
-from scanlib.ops.scan import Scan
 
 
-@jax_funcify.register(Scan)
-@jax_funcify.register(ElemwiseScan)
-@jax_funcify.register(LinearScan)
-def funcify_loop(
-    op: Scan | ElemwiseScan | LinearScan, node: Apply, **kwargs: Any
-) -> Callable[..., Any]:
+@jax_funcify.register(LoopOp)
+def funcify_loop(op: LoopOp, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the JAX function of a loop."""
-    is_linear = isinstance(op, LinearScan)
-    loop = JAXLoop(op if isinstance(op, Scan) else op.scan, node, "highest" if is_linear else None)
+    loop = JAXLoop(op.scan, node, "highest" if isinstance(op, LinearScan) else None)
     kernels = kernels_for(op, node)
     has_code = kernels is not None or is_compiled(op, node)
     read = op.signature.split_inputs(node.inputs).sequences
@@ -63,7 +57,7 @@ def funcify_loop(
         outer = op.signature.split_inputs(inputs)
         check_whole(loop.title, zip(read, outer.sequences, strict=True))
         is_known = not any(map(has_unknown_rows, inputs))
-        if is_known and is_linear and op.is_empty(inputs):
+        if is_known and isinstance(op, LinearScan) and op.is_empty(inputs):
             return sliced(outer.initials[0])
         if has_code and is_known:
             steps = count_steps(outer.n_steps, outer.sequences, loop.title).known
@@ -75,7 +69,7 @@ def funcify_loop(
 
 
 def run_compiled(
-    op: Scan | ElemwiseScan | LinearScan,
+    op: LoopOp,
     node: Apply,
     loop: JAXLoop,
     kernels: KernelLoop | LinearLoop | None,

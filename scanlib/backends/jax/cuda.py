@@ -35,19 +35,17 @@ from scanlib.backends.jax.handlers import load_handler
 from scanlib.backends.jax.kernels import arrays_of
 from scanlib.backends.jax.mesh_axes import varying
 from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
-from scanlib.ops.scan import Scan
 
 TARGET = "scanlib_cuda_loop"
 PROCESSORS = 132  # of a device that is not there when JAX compiles for it
 
 
-def kernels_for(
-    op: Scan | ElemwiseScan | LinearScan, node: Apply
-) -> KernelLoop | LinearLoop | None:
+def kernels_for(op: LoopOp, node: Apply) -> KernelLoop | LinearLoop | None:
     """Return the kernels of a loop, None if it has none or they are not wanted."""
-    if isinstance(op, Scan) or not _are_wanted(node):
+    if not isinstance(op, ElemwiseScan | LinearScan) or not _are_wanted(node):
         return None
     try:
         if isinstance(op, LinearScan):

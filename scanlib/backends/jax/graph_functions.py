@@ -24,8 +24,9 @@ from scanlib._compat.jax import fgraph_to_python
 from scanlib.backends.jax.bounded import Bounded, UnknownLengthError, number_of
 from scanlib.backends.jax.known_numbers import computed, may_be_known, with_bounds
 from scanlib.backends.jax.rows import ALWAYS, refuse, rule_of
-from scanlib.backends.jax.windows import LOOPS, funcify_slice, sliced, slices_read_in_place
+from scanlib.backends.jax.windows import funcify_slice, sliced, slices_read_in_place
 from scanlib.lengths.known import is_scalar
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.linker_features import holds_scanlib_ops, needs_known_lengths
 
 _plain_graph = jax_funcify.dispatch(AbstractFunctionGraph)
@@ -42,7 +43,7 @@ def funcify_graph(fgraph: AbstractFunctionGraph, **kwargs: Any) -> Callable[...,
         function = funcify_node(op, node, **kwargs)
         if node in in_place:
             return funcify_slice(node, function)
-        if isinstance(op, LOOPS) or not in_place:
+        if isinstance(op, LoopOp) or not in_place:
             return function
         return lambda *inputs: function(*map(sliced, inputs))
 

@@ -26,31 +26,29 @@ from scanlib.backends.jax.bounded import static_int
 from scanlib.backends.jax.handlers import TARGET, program_handler, register_program
 from scanlib.backends.jax.mesh_axes import varying
 from scanlib.kernels.program import LoopProgram
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.linear_scan import LinearScan
-from scanlib.ops.scan import Scan
 
 KINDS = "biufc"  # of dtypes that handlers know
 STEPS_TAKEN = jax.ShapeDtypeStruct((2,), np.int32)  # one number of 64 bits
 
 
-Loop = Scan | ElemwiseScan | LinearScan
 _programs: WeakKeyDictionary[Apply, LoopProgram | None] = WeakKeyDictionary()
 
 
-def is_compiled(op: Loop, node: Apply) -> bool:
+def is_compiled(op: LoopOp, node: Apply) -> bool:
     """Whether XLA calls compiled code for a loop."""
     return _program(op, node) is not None
 
 
-def _program(op: Loop, node: Apply) -> LoopProgram | None:
+def _program(op: LoopOp, node: Apply) -> LoopProgram | None:
     """Return the program that XLA calls for a loop, None if nothing."""
     if node not in _programs:
         _programs[node] = _new_program(op, node)
     return _programs[node]
 
 
-def _new_program(op: Loop, node: Apply) -> LoopProgram | None:
+def _new_program(op: LoopOp, node: Apply) -> LoopProgram | None:
     if config.scanlib__perform != "auto" or not config.cxx or not _has_plain_types(node):
         return None
     if isinstance(op, LinearScan):
@@ -60,7 +58,7 @@ def _new_program(op: Loop, node: Apply) -> LoopProgram | None:
     return program_of(op)
 
 
-def target_for(op: Loop, node: Apply) -> str | None:
+def target_for(op: LoopOp, node: Apply) -> str | None:
     """Return the key of the program that XLA calls for a loop, None if nothing."""
     program = _program(op, node)
     if program is None or program_handler() is None:
@@ -107,7 +105,7 @@ def _has_plain_types(node: Apply) -> bool:
     return True
 
 
-def windows_of(op: Loop) -> tuple[int, int]:
+def windows_of(op: LoopOp) -> tuple[int, int]:
     """Return of how many inputs a compiled loop reads some rows only, and the first of them.
 
     Slices of histories enter gradient loops. XLA would copy them.

@@ -32,9 +32,8 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import freeze_graph, thaw_graph
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.linear_scan import LinearScan
-from scanlib.ops.lowered.positions import has_positions
 from scanlib.ops.scan import Scan
 
 Axes = tuple[str | None, ...]
@@ -270,17 +269,16 @@ def _new_part(node: Apply, factors: Factors) -> Apply | bool | None:
 # What may be cut
 
 
-def loop_factors(op: Scan | ElemwiseScan | LinearScan, extra: int) -> Factors | None:
+def loop_factors(op: LoopOp, extra: int) -> Factors | None:
     """Return along which axes a loop may be cut.
 
-    `extra` inputs come behind its own. None for loops that end by a condition, or whose
-    channels know their places.
+    `extra` inputs come behind its own. None for loops that end by a condition.
     """
     if op.signature.has_stop:
         return None
     if not isinstance(op, ElemwiseScan):
-        return _step_factors(op if isinstance(op, Scan) else op.scan, extra)
-    return None if has_positions(op.body.outputs) else _channel_factors(op, extra)
+        return _step_factors(op.scan, extra)
+    return _channel_factors(op, extra)
 
 
 def _step_factors(op: Scan, extra: int) -> Factors:

@@ -37,9 +37,8 @@ from scanlib._compat import INDEX_WRITES, thaw_graph
 from scanlib.backends.jax.known_numbers import KnownNumber
 from scanlib.backends.jax.traces import stack_traces
 from scanlib.lengths.known import countable_scalars
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.linker_features import data_in
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.row_segments import SplitRows
@@ -157,7 +156,7 @@ def _reads_size(client: Apply, position: int) -> bool | None:
         return position >= first % len(client.inputs)
     if isinstance(op, Subtensor | IncSubtensor):
         return _is_bound(client, position)
-    if isinstance(op, LinearScan | ElemwiseScan | Scan):
+    if isinstance(op, LoopOp):
         is_steps = op.has_n_steps and position == 0
         return is_steps or (isinstance(op, Scan) and _step_reads_size(client, position))
     if isinstance(op, OpFromGraph):

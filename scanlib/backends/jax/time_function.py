@@ -25,11 +25,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from scanlib.backends.jax.time_loops import Spread, check_few, run_loop
 from scanlib.backends.jax.time_ops import plain_function, run_op
 from scanlib.backends.jax.time_pieces import Cut, Timed
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.linear_scan import LinearScan
-from scanlib.ops.scan import Scan
-
-LOOPS = (Scan, ElemwiseScan, LinearScan)
+from scanlib.ops.execution import LoopOp
 
 
 @dataclass(eq=False)
@@ -214,7 +210,7 @@ class ShardedFunction:
 
     def _results(self, node: Apply, given: list[Any], cut: Cut) -> list[Any]:
         if any(isinstance(value, Timed) for value in given):
-            if not isinstance(node.op, LOOPS):
+            if not isinstance(node.op, LoopOp):
                 return run_op(node, given, cut)
             sequences = node.op.signature.split_inputs(given).sequences
             if any(isinstance(value, Timed) for value in sequences):

@@ -50,7 +50,6 @@ from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.loop import Sequence as Rows
 from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan, Recurrence
 from scanlib.ops.lowered.linear_scan import LinearOptions, LinearScan, Parts, history_of, next_state
-from scanlib.ops.lowered.positions import has_positions
 from scanlib.ops.messages import loop_title
 from scanlib.ops.scan import Scan
 from scanlib.recurrences import CLASSES, squares
@@ -224,7 +223,7 @@ class _Walk:
             start = self.starts[part]
             self.entries[part] = jnp.zeros((self.pieces.count, *start.shape), start.dtype)
         recurrences = self.op.recurrences if isinstance(self.op, ElemwiseScan) else ()
-        if others and (not recurrences or has_positions(self.op.body.outputs)):
+        if others and not recurrences:
             self.refuse(others, in_turn)
             self.walk_in_turn(others)
         else:

@@ -19,11 +19,7 @@ from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib.backends.jax.bounded import Bounded, static_int
 from scanlib.backends.jax.kernels import is_compiled
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.linear_scan import LinearScan
-from scanlib.ops.scan import Scan
-
-LOOPS = (Scan, ElemwiseScan, LinearScan)
+from scanlib.ops.execution import LoopOp
 
 
 @dataclass(frozen=True)
@@ -50,6 +46,7 @@ def funcify_slice(node: Apply, plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that gives a `Window`, where the bounds are known."""
 
     def slice_(array: Any, *parts: Any) -> Any:
+        array = sliced(array)
         (index,) = indices_from_subtensor(parts, node.op.idx_list)
         bounds = [None if b is None else static_int(b) for b in (index.start, index.stop)]
         given = [b for b in (index.start, index.stop) if b is not None]
@@ -68,7 +65,7 @@ def slices_read_in_place(fgraph: AbstractFunctionGraph) -> set[Apply]:
     for node in nodes:
         for position, value in enumerate(node.inputs):
             readers.setdefault(value, []).append((node, position))
-    loops = [node for node in nodes if isinstance(node.op, LOOPS)]
+    loops = [node for node in nodes if isinstance(node.op, LoopOp)]
     compiled = {n for n in loops if not n.op.signature.has_stop and is_compiled(n.op, n)}
     return {
         node

@@ -32,9 +32,9 @@ from scanlib.backends.handler.programs import program_of, program_of_node
 from scanlib.backends.handler.thunks import library, runner
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.general_loop import LoopWriter
-from scanlib.backends.numba.graph_function import LOOPS, graph_inside
+from scanlib.backends.numba.graph_function import graph_inside
 from scanlib.backends.numba.programs import call_program
-from scanlib.ops.execution import NotCompilableError, register_compiler
+from scanlib.ops.execution import LoopOp, NotCompilableError, register_compiler
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.linker_features import CompilesStepProducts
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -57,7 +57,7 @@ def holds_loops(fgraph: FunctionGraph | FrozenFunctionGraph) -> bool:
         return True
     for node in fgraph.apply_nodes:
         inside = graph_inside(node.op)
-        if isinstance(node.op, LOOPS) or (inside is not None and holds_loops(inside)):
+        if isinstance(node.op, LoopOp) or (inside is not None and holds_loops(inside)):
             return True
     return False
 
@@ -69,7 +69,7 @@ def funcify_node(op: Op, node: Apply, **kwargs: Any) -> Found:
         return call_program(program)
     if not isinstance(op, Scan | ElemwiseScan):
         return funcify_performed(op, node)
-    function, key = LoopWriter(loop_of(op), copies_carries=True).write()
+    function, key = LoopWriter(op.scan, copies_carries=True).write()
     return numba_njit(function), key
 
 
@@ -100,15 +100,8 @@ for moves_rows in (
     register_funcify_and_cache_key(moves_rows)(funcify_performed)
 
 
-def loop_of(op: Scan | ElemwiseScan) -> Scan:
-    """Return the loop in canonical form."""
-    return op.scan if isinstance(op, ElemwiseScan) else op
-
-
 @register_compiler
-def compile_for_perform(
-    op: Scan | ElemwiseScan | LinearScan, node: Apply
-) -> Callable[..., Sequence[Any]]:
+def compile_for_perform(op: LoopOp, node: Apply) -> Callable[..., Sequence[Any]]:
     """Return a function from values to values that runs the loop compiled."""
     try:
         if isinstance(op, LinearScan):
@@ -116,7 +109,7 @@ def compile_for_perform(
         for variable in [*node.inputs, *node.outputs]:
             get_numba_type(variable.type)
         program = program_of(op)
-        return _plain_loop(loop_of(op)) if program is None else runner(program)
+        return _plain_loop(op.scan) if program is None else runner(program)
     except NotImplementedError as error:
         raise NotCompilableError(str(error)) from error
 

@@ -37,15 +37,12 @@ from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.thunks import program_function
 from scanlib.kernels.program import LoopProgram
 from scanlib.ops.errors import SpecifiedShapeError
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.messages import SPECIFIED_SHAPE
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.padded_rows import PaddedRows
-from scanlib.ops.scan import Scan
 from scanlib.schedules.linear_steps import linear_program
 
-LOOPS = (Scan, ElemwiseScan, LinearScan)
 FEW = 1 << 14  # items that stay in the cache
 
 
@@ -232,7 +229,7 @@ class GraphWriter:
     def add(self, node: Apply) -> None:
         """Write the line of a node."""
         op = node.op
-        if isinstance(op, LOOPS) and (program := program_of_node(node)) is not None:
+        if isinstance(op, LoopOp) and (program := program_of_node(node)) is not None:
             self._run(node, program, node.inputs, node.outputs)
         elif isinstance(op, ScalarFromTensor | TensorFromScalar):
             self.names[node.outputs[0]] = self.name(node.inputs[0])

@@ -32,7 +32,7 @@ from scanlib._compat.numba import (
     route_graphs,
 )
 from scanlib.backends.handler.clusters import gather
-from scanlib.backends.handler.functions import performed
+from scanlib.backends.handler.functions import performed, plain
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import holds_loops
 from scanlib.backends.numba.graph_function import GraphWriter
@@ -124,8 +124,9 @@ def node_function(node: Apply) -> Callable[..., Any]:
     if type(op).__module__.startswith("scanlib."):
         return performed(node)
     function, key = numba_funcify_ensure_cache(op, node=node)
-    whole = numba_njit(function.py_func, final_function=True, cache=key is not None)
-    return sealed(whole)
+    kept = key is not None
+    called = function.py_func if kept else plain(function, len(node.inputs))
+    return sealed(numba_njit(called, final_function=True, cache=kept))
 
 
 def constant_value(constant: Constant) -> Any:

@@ -17,10 +17,8 @@ from scanlib.backends.torch.operator import Run, device_of
 from scanlib.backends.torch.portable import TorchLoop
 from scanlib.backends.torch.static_sizes import shapes_of_loop
 from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.graph import is_numeric
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.linear_scan import LinearScan
-from scanlib.ops.scan import Scan
 
 
 def is_on_cpu(tensors: Sequence[torch.Tensor]) -> bool:
@@ -48,10 +46,8 @@ def _content(op: Any, node: Apply) -> str:
     constants = "" if body is None else _constants(body)
     types = [str(variable.type) for variable in [*node.inputs, *node.outputs]]
     properties = [getattr(op, name) for name in op.__props__ if name not in ("body", "scan")]
-    scan = getattr(op, "scan", None)
-    more = "" if scan is None else repr(scan.signature)
     return "\n".join(
-        [type(op).__name__, repr(properties), more, inside, constants, *types,
+        [type(op).__name__, repr(properties), repr(op.signature), inside, constants, *types,
          config.scanlib__perform, str(config.scanlib__cuda)]
     )  # fmt: skip
 
@@ -73,12 +69,8 @@ def _funcify(op: Any, node: Apply, portable: Run) -> Callable[..., Any]:
     return host.operator_of(node, _content(op, node), identity, run, shapes_of_loop(op, node))
 
 
-@pytorch_funcify.register(Scan)
-@pytorch_funcify.register(ElemwiseScan)
-@pytorch_funcify.register(LinearScan)
-def funcify_loop(
-    op: Scan | ElemwiseScan | LinearScan, node: Apply, **kwargs: Any
-) -> Callable[..., Any]:
+@pytorch_funcify.register(LoopOp)
+def funcify_loop(op: LoopOp, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function of a loop's inputs, tensors, to its results."""
     loop = op.python_loop(TorchLoop)
     return _funcify(op, node, lambda inputs: list(loop(*inputs)))

@@ -44,11 +44,8 @@ from scanlib.backends.torch.operator import Shapes
 from scanlib.lengths.numbers import constant_integer, measured
 from scanlib.ops.graph import is_numeric
 from scanlib.ops.linker_features import holds_scanlib_ops
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.padded_rows import PaddedRows
-from scanlib.ops.scan import Scan
 
 SizeOf = Callable[[Sequence[torch.Tensor]], Any]
 
@@ -57,7 +54,7 @@ class UnknownSizeError(Exception):
     """A size is not a function of the inputs' shapes that is known here."""
 
 
-def shapes_of_loop(op: Scan | ElemwiseScan | LinearScan, node: Apply) -> Shapes | None:
+def shapes_of_loop(op: Any, node: Apply) -> Shapes | None:
     """Return the rule for the results of a loop, None if shapes depend on values."""
     shapes = [[Shape_i(axis)(inp) for axis in range(inp.type.ndim)] for inp in node.inputs]
     try:

@@ -3,7 +3,7 @@
 A variable without axes is a number; an integer that is known before the first step is a size as
 well (`scanlib.kernels.arrays.sizes`). Every other one has a `Place` in memory. Elementwise results
 that one other elementwise Op, reduction or join reads, at the same indices, are not stored at all:
-they are computed where they are read.
+they are computed where they are read. So are those of which a few single items are read.
 
 An Op has one rule, a function that takes the step and the node; the modules beside this one have
 them. An Op without a rule has no kernel (`NoKernelError`).
@@ -11,7 +11,7 @@ them. An Op without a rule has no kernel (`NoKernelError`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,9 +24,10 @@ from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import Join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
-from scanlib._compat import join_of
+from scanlib._compat import INDEX_WRITES, join_of
 from scanlib.kernels.arrays.places import Part, Place, Workspace, bytes_of, is_contiguous
 from scanlib.kernels.arrays.sizes import (
     Expression,
@@ -39,6 +40,7 @@ from scanlib.kernels.scalars import NoKernelError, Number, Scalars, parts_of
 from scanlib.kernels.spans import load_number, store_number
 from scanlib.ops.messages import NodeMessages
 
+MOST_ITEMS = 4  # that are read of a result which is not stored
 MOST_CONSTANTS = 1024  # numbers of one array that a kernel writes itself
 
 Rule = Callable[["Step", Apply], None]
@@ -58,6 +60,21 @@ def rule(*kinds: type) -> Callable[[Rule], Rule]:
 def core_op(node: Apply) -> Op:
     """Return the Op that a node applies to each item of a batch."""
     return node.op.core_op if isinstance(node.op, Blockwise) else node.op
+
+
+def overwrites(graph: FunctionGraph, node: Apply, order: Mapping[Apply, int]) -> bool:
+    """Whether a node may write into its first input: what others read of that are numbers, before.
+
+    `order` says which node comes when.
+    """
+    base = node.inputs[0]
+    if node.inputs.count(base) > 1 or base in graph.outputs:
+        return False
+    others = [client for client, _ in graph.clients[base] if client is not node]
+    return all(
+        order[client] < order[node] and all(out.type.ndim == 0 for out in client.outputs)
+        for client in others
+    )
 
 
 @dataclass(frozen=True)
@@ -104,6 +121,8 @@ class Step:
         The number of the step, None outside of loops.
     fixed : set of Variable
         Inputs of a loop that are the same for all steps, and views of them.
+    by_item : set of Variable
+        Arrays of which single items are written, before or after.
     node : Apply or None
         The node that is written.
     """
@@ -132,6 +151,7 @@ class Step:
         self.items: dict[Variable, list[Variable]] = {}  # of vectors that are made of numbers
         self.places: dict[Variable, Place] = {}
         self.deferred: set[Variable] = set()
+        self.by_item: set[Variable] = set()
         self.destinations: dict[Variable, Destination] = {}
         self.arrived: dict[Variable, tuple[Destination, Value]] = {}
         self.position = -1
@@ -150,6 +170,7 @@ class Step:
         for out in graph.outputs:
             self.last_use[out] = float("inf")
         self._plan_fusion(graph, nodes)
+        self._plan_writes(graph, nodes)
         for position, node in enumerate(nodes):
             self.position, self.node = position, node
             if node.outputs[0] not in self.deferred:
@@ -182,25 +203,33 @@ class Step:
             if not isinstance(node.op, Elemwise) or len(node.outputs) > 1:
                 continue
             (out,) = node.outputs
-            clients = graph.clients[out]
-            if out.type.ndim == 0 or len(clients) != 1:
+            if not _is_computed_where_read(graph, out):
                 continue
-            ((client, _),) = clients
-            if not isinstance(client.op, Elemwise | CAReduce | Join) or out in graph.outputs:
-                continue
-            if isinstance(client.op, Join) and join_of(client)[0] is None:
-                continue
-            if isinstance(client.op, Elemwise):
-                read = client.outputs[0].type
-                if client.inputs.count(out) > 1 or read.broadcastable != out.type.broadcastable:
-                    continue
             self.deferred.add(out)
+            client, _ = graph.clients[out][0]
             last = self.last_use[out]
             if client.outputs[0] in self.deferred:
                 last = max(last, self.last_use[client.outputs[0]])
                 self.last_use[out] = last
             for inp in node.inputs:
                 self.last_use[inp] = max(self.last_use[inp], last)
+
+    def _plan_writes(self, graph: FunctionGraph, nodes: Sequence[Apply]) -> None:
+        """Choose the arrays that are computed where those go that differ in what a node writes."""
+        order = {node: position for position, node in enumerate(nodes)}
+        for node in reversed(nodes):
+            if not isinstance(node.op, INDEX_WRITES):
+                continue
+            (base, value, *_), (out,) = node.inputs, node.outputs
+            if value.type.ndim == 0:
+                self.by_item |= {base, out}
+            above = None if base.owner is None else base.owner.op
+            if not isinstance(above, (Elemwise, *INDEX_WRITES)) or len(base.owner.outputs) > 1:
+                continue
+            if out not in self.destinations or base in self.destinations:
+                continue
+            if overwrites(graph, node, order):
+                self.destinations[base] = self.destinations[out]
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -474,6 +503,26 @@ class Step:
 
     def _shown(self, numbers: Sequence[Size]) -> tuple[Size, ...]:
         return tuple(numbers) if self.i is None else (0, *numbers)
+
+
+def _is_computed_where_read(graph: FunctionGraph, out: Variable) -> bool:
+    """Whether an elementwise result is read by one node at its own indices, or item by item."""
+    clients = [client for client, _ in graph.clients[out]]
+    if out.type.ndim == 0 or not clients or out in graph.outputs:
+        return False
+    if len(clients) <= MOST_ITEMS and all(map(_reads_item, clients)):
+        return True
+    client = clients[0]
+    if len(clients) > 1 or not isinstance(client.op, Elemwise | CAReduce | Join):
+        return False
+    if isinstance(client.op, Join):
+        return join_of(client)[0] is not None
+    read = client.outputs[0].type
+    return isinstance(client.op, CAReduce) or read.broadcastable == out.type.broadcastable
+
+
+def _reads_item(node: Apply) -> bool:
+    return isinstance(node.op, Subtensor) and node.outputs[0].type.ndim == 0
 
 
 def _is_minus_zero(data: Any) -> bool:

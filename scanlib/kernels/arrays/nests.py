@@ -2,7 +2,9 @@
 
 Axes along which all arrays go on where the next axis ends are walked as one. Where all items lie
 side by side along the innermost axis, it takes as many at once as fill two vector registers, half
-as many while there are enough, and the rest one by one; a few of known number without a loop.
+as many while there are enough, and the rest one by one; a few of known number without a loop. A few
+items of an array that steps write one item of are taken one by one: a processor that reads several
+numbers waits until one that has just been written is in the cache.
 
 A sum over inner axes is collected in one number for each lane, one over outer axes in memory.
 """
@@ -29,6 +31,7 @@ from scanlib.kernels.spans import Cell, itemsize, load_number, over_lanes, store
 REGISTER = 64  # bytes of the lanes of the widest dtype: of two registers
 FEWEST_LANES = 4
 MOST_UNROLLED = 4  # parts of a known number of items
+MOST_BY_ITEM = 8  # items of an array that are taken one by one where steps write one of them
 SHAPES = "Incompatible Elemwise input shapes, sizes {} and {} along axis "
 
 
@@ -104,13 +107,15 @@ def nest(
     sizes: Sequence[Size],
     write: Callable[[int], None],
     first: int = 0,
+    by_item: bool = False,
 ) -> None:
     """Write loops of some sizes, from an axis on; `write` gets how many items are taken at once.
 
-    It may raise `LanesError`, after which single items are taken.
+    It may raise `LanesError`, after which single items are taken. `by_item` says that steps write
+    single items of the arrays.
     """
     with over(step, arrays, sizes[first:-1], first):
-        innermost(step, arrays, sizes[-1] if sizes else 1, write)
+        innermost(step, arrays, sizes[-1] if sizes else 1, write, by_item)
 
 
 @contextmanager
@@ -162,9 +167,13 @@ def possible_lanes(arrays: Sequence[Walk], size: Size) -> list[int]:
     return [*found, 1]
 
 
-def innermost(step: Step, arrays: Sequence[Walk], size: Size, write: Callable[[int], None]) -> None:
+def innermost(
+    step: Step, arrays: Sequence[Walk], size: Size, write: Callable[[int], None], by_item: bool
+) -> None:
     """Write the loop over the innermost axis."""
     lanes, axis = possible_lanes(arrays, size)[0], len(arrays[0].strides) - 1 if arrays else 0
+    if by_item and isinstance(size, int) and size <= MOST_BY_ITEM:
+        lanes = 1
 
     def at(index: Value | int, taken: int) -> None:
         with ExitStack() as stack:
@@ -188,9 +197,9 @@ def innermost(step: Step, arrays: Sequence[Walk], size: Size, write: Callable[[i
 
     def vectors() -> None:
         nonlocal first
-        taken = lanes
+        taken, many = lanes, w.select(whole > MOST_BY_ITEM, whole, 0) if by_item else whole
         while taken >= FEWEST_LANES:
-            last = whole & -taken
+            last = many & -taken
             with w.loop(first, last, taken) as index:
                 at(index, taken)
             first, taken = last, taken // 2
@@ -350,12 +359,12 @@ def write_elemwise(step: Step, node: Apply) -> None:
     plain = [pair for pair in tree.places if not any(k == 1 for k in pair[0].type.shape)]
     read = tree.places if len(plain) == len(tree.places) else []
     targets = [step.target(out, sizes, read) for out in node.outputs]
-    write_tree(tree, targets)
+    write_tree(tree, targets, not step.by_item.isdisjoint(node.outputs))
     for out, place in zip(node.outputs, targets, strict=True):
         step.bind_place(out, place)
 
 
-def write_tree(tree: Tree, targets: Sequence[Place]) -> None:
+def write_tree(tree: Tree, targets: Sequence[Place], by_item: bool = False) -> None:
     """Write the results of a tree's last node into memory of their sizes."""
     step, sizes = tree.step, tree.loops()
     reads = tree.prepare()
@@ -366,7 +375,7 @@ def write_tree(tree: Tree, targets: Sequence[Place]) -> None:
         for array, number in zip(writes, tree.write(lanes), strict=True):
             array.store(step, spread(step, number, lanes))
 
-    nest(step, [*reads, *writes], loops, write)
+    nest(step, [*reads, *writes], loops, write, by_item=by_item)
 
 
 # Copies
@@ -391,6 +400,7 @@ def write_copy(
     source: Place | Number,
     target: Place,
     combine: Callable[[Number, Number], Number] | None = None,
+    by_item: bool = False,
 ) -> None:
     """Write that an array of the target's sizes, or a number, is copied.
 
@@ -401,6 +411,13 @@ def write_copy(
     if isinstance(source, Place):
         arrays.append(walked(step, source, target.sizes))
     sizes = collapse(step, arrays, target.sizes)
+    if isinstance(source, Place) and source.dtype == target.dtype and not combine:
+        item = itemsize(target.dtype)
+        if sizes and not isinstance(sizes[-1], int) and all(a.strides[-1] == item for a in arrays):
+            with over(step, arrays, sizes[:-1]):
+                to, of = (step.writer.offset(array.pointer, array.offset) for array in arrays)
+                step.writer.move(to, of, step.bytes(step.value(sizes[-1]), item))
+            return
 
     def copy(lanes: int) -> None:
         if isinstance(source, Place):
@@ -411,7 +428,7 @@ def write_copy(
         old = None if combine is None else write.load(step, lanes)
         write.store(step, item if combine is None or old is None else combine(old, item))
 
-    nest(step, arrays, sizes, copy)
+    nest(step, arrays, sizes, copy, by_item=by_item)
 
 
 def contiguous(step: Step, variable: Variable) -> Place:

@@ -42,9 +42,10 @@ from scanlib.kernels.arrays.nests import (
 from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
 from scanlib.kernels.language import Value
-from scanlib.kernels.scalars import NoKernelError, added, parts_of
+from scanlib.kernels.scalars import NoKernelError, Number, added, parts_of
 from scanlib.kernels.spans import load_number, store_number
 from scanlib.ops import errors
+from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.messages import SPECIFIED_SHAPE, out_of_bounds, shape_text
 
 ASSIGNED = "cannot assign an array of another shape to a slice: sizes {} and {}"
@@ -323,6 +324,9 @@ def _bound(step: Step, bound: Variable | int, size: Size) -> Size:
 def write_subtensor(step: Step, node: Apply) -> None:
     indices = indices_from_subtensor(node.inputs[1:], core_op(node).idx_list)
     inp, out = node.inputs[0], node.outputs[0]
+    if inp in step.deferred:
+        step.bind_number(out, _computed_item(step, inp, indices))
+        return
     if inp in step.items and len(indices) == 1:
         index = indices[0]
         if not isinstance(index, slice) and (isinstance(index, int) or step.is_known(index)):
@@ -343,6 +347,21 @@ def write_subtensor(step: Step, node: Apply) -> None:
         step.bind_place(out, view)
 
 
+def _computed_item(step: Step, variable: Variable, indices: Sequence[Variable | int]) -> Number:
+    """Write an item of an elementwise result that is not stored."""
+    tree = Tree(step, variable, variable.owner)
+    sizes = tree.loops()
+    places = [_checked_index(step, k, axis, sizes[axis]) for axis, k in enumerate(indices)]
+    for walk in tree.prepare():
+        for place, stride in zip(places, walk.strides, strict=True):
+            if isinstance(place, Value):
+                walk.offset = step.bytes(place, stride) + walk.offset
+            else:
+                walk.offset = step.value(product(place, stride)) + walk.offset
+    (number,) = tree.write(1)
+    return number
+
+
 @rule(IncSubtensor)
 def write_inc_subtensor(step: Step, node: Apply) -> None:
     _, value, *rest = node.inputs
@@ -352,21 +371,51 @@ def write_inc_subtensor(step: Step, node: Apply) -> None:
     part = indexed(step, target, indices)
     number = step.only_number(value)
     source = number if number is not None else broadcast(step, value, part.sizes)
-    write_copy(step, source, part, None if op.set_instead_of_inc else added)
+    adds = not op.set_instead_of_inc and not _is_still_zero(node)
+    write_copy(step, source, part, added if adds else None)
     step.bind_place(out, target)
+
+
+def _is_still_zero(node: Apply) -> bool:
+    """Whether a node adds to an item of zeros that no node before has written to."""
+    places = constant_places(node)
+    while places is not None:
+        above = node.inputs[0].owner
+        if above is None or is_zeros(node.inputs[0]):
+            return above is not None
+        own = constant_places(above) if isinstance(above.op, IncSubtensor) else None
+        if own is None or not any(
+            a != b and (a < 0) == (b < 0) for a, b in zip(own, places, strict=True)
+        ):
+            return False
+        node = above
+    return False
+
+
+def constant_places(node: Apply) -> tuple[int, ...] | None:
+    """Return the indices of the item that a node writes, None if they are computed."""
+    indices = indices_from_subtensor(node.inputs[2:], node.op.idx_list)
+    if len(indices) < node.inputs[0].type.ndim:
+        return None
+    if not all(isinstance(index, int | Constant) for index in indices):
+        return None
+    return tuple(map(integer_of, indices))
 
 
 def copied_base(step: Step, node: Apply) -> Place:
     """Return the array that a node writes into, a copy of its first input if others read that."""
     base, *others = node.inputs
-    place = step.place(base)
+    place, (out,) = step.place(base), node.outputs
+    if base in step.arrived and step.arrived[base][0] is step.destinations.get(out):
+        step.arrived[out] = step.arrived[base]
+        return place
     apart = all(
         written is None or written.part is not place.part
         for written in map(step.places.get, others)
     )
-    target = step.target(node.outputs[0], place.sizes, [(base, place)] if apart else [])
+    target = step.target(out, place.sizes, [(base, place)] if apart else [])
     if target.pointer is not place.pointer:
-        write_copy(step, place, target)
+        write_copy(step, place, target, by_item=out in step.by_item)
     return target
 
 

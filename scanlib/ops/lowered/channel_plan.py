@@ -8,14 +8,13 @@ size and get loops of their own. All backends write what a `ChannelPlan` says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import ancestors, toposort
 
-from scanlib.ops.lowered.positions import Hidden, inputs_read, node_level
 from scanlib.ops.signature import BodyInputs, BodyOutputs, Signature
 
 if TYPE_CHECKING:
@@ -134,7 +133,8 @@ class ChannelPlan:
         stop = [] if result.stop is None else [result.stop]
         values = [*result.states, *result.carries, *result.outputs, *stop]
         for node in toposort(values):
-            levels.update(dict.fromkeys(node.outputs, node_level(node, levels)))
+            level = max((levels.get(inp, 0) for inp in node.inputs), default=0)
+            levels.update(dict.fromkeys(node.outputs, level))
         return levels
 
     def _targets(self, result: BodyOutputs) -> Iterator[Target]:
@@ -165,13 +165,11 @@ class ChannelPlan:
     def places(self, target: Target) -> list[Place]:
         """Return the arrays that a result is computed from or kept in."""
         layout, inner, outer = self.layout, self.inner, self.outer
-        reads = inputs_read([target.value])
-        above = {variable for variable, hidden in reads.items() if None in hidden}
+        above = set(ancestors([target.value]))
         rows = zip(inner.rows, outer.sequences, layout.sequences, strict=True)
         whole = zip(inner.non_sequences, outer.non_sequences, layout.non_sequences, strict=True)
         found = [Place(array, 1, axes) for row, array, axes in rows if row in above]
         found += [Place(array, 0, axes) for variable, array, axes in whole if variable in above]
-        found += self._places_at_positions(reads)
         for i, taps in enumerate(inner.taps):
             read = not above.isdisjoint(taps)
             if read or (target.kind == "state" and target.number == i):
@@ -181,33 +179,6 @@ class ChannelPlan:
             if carry in above or (target.kind in ("carry", "sum") and target.number == i):
                 found.append(Place(outer.carries[i], 0, layout.carries[i]))
         return found
-
-    def array_of(self, variable: Variable) -> tuple[str, int, Axes]:
-        """Return the loop's input that holds an input of the body before the first step.
-
-        With its name come the number of axes that are not the channels', and the others.
-        """
-        layout, inner, outer = self.layout, self.inner, self.outer
-        if variable in inner.rows:
-            i = inner.rows.index(variable)
-            return outer.sequences[i], 1, layout.sequences[i]
-        if variable in inner.non_sequences:
-            i = inner.non_sequences.index(variable)
-            return outer.non_sequences[i], 0, layout.non_sequences[i]
-        for i, taps in enumerate(inner.taps):
-            if variable in taps:
-                return outer.initials[i], 1, layout.states[i]
-        i = inner.carries.index(variable)
-        return outer.carries[i], 0, layout.carries[i]
-
-    def _places_at_positions(self, reads: Mapping[Variable, Set[Hidden | None]]) -> Iterator[Place]:
-        """Yield the arrays that are read at positions, with the axes along which they are not."""
-        for variable, ways in reads.items():
-            for hidden in ways:
-                if hidden is not None:
-                    array, lead, axes = self.array_of(variable)
-                    shown = (None if k in hidden else axis for k, axis in enumerate(axes))
-                    yield Place(array, lead, tuple(shown))
 
     def groups(self, targets: Sequence[Target], level: int) -> list[list[Target]]:
         """Return the results inside `level` loops that share the next one."""

@@ -26,13 +26,11 @@ from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.graph.traversal import ancestors
 
 from scanlib._compat import freeze_graph, thaw_graph
-from scanlib.lengths.steps import Steps
 from scanlib.ops.c_linker import PrintedOp
-from scanlib.ops.execution import PerformsLoop
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.frozen_body import FlatGraph, HasFrozenBody
 from scanlib.ops.lowered.channel_plan import ChannelPlan
 from scanlib.ops.scan import Scan
-from scanlib.ops.signature import Signature
 
 Axes = tuple[int | None, ...]
 
@@ -112,7 +110,7 @@ class Recurrence:
         self.__dict__.update(state | {"elements": state["elements"].frozen()})
 
 
-class ElemwiseScan(HasFrozenBody, PerformsLoop, PrintedOp):
+class ElemwiseScan(HasFrozenBody, LoopOp, PrintedOp):
     """An elementwise loop, lowered from a `Scan` of the same inputs and outputs.
 
     Parameters
@@ -143,6 +141,7 @@ class ElemwiseScan(HasFrozenBody, PerformsLoop, PrintedOp):
         scan.signature.split_body_inputs(body.inputs)
         scan.signature.split_body_outputs(body.outputs)
         self.scan = scan
+        self.signature = scan.signature
         self.body = body
         self.layout = layout
         self.recurrences = recurrences
@@ -198,15 +197,6 @@ class ElemwiseScan(HasFrozenBody, PerformsLoop, PrintedOp):
         result = self.signature.split_body_outputs(self.body.outputs)
         return ChannelPlan(self.signature, self.layout, inner, result)
 
-    @property
-    def signature(self) -> Signature:
-        return self.scan.signature
-
-    @property
-    def has_n_steps(self) -> bool:
-        """Whether the number of steps is an input, the first one."""
-        return self.scan.has_n_steps
-
     def outer_input_types(self) -> list[Any]:
         """Return the least specific type of each input, with the dtype that the body reads."""
         types = self.scan.outer_input_types()
@@ -222,10 +212,6 @@ class ElemwiseScan(HasFrozenBody, PerformsLoop, PrintedOp):
         return types[:first] + [typed(type_, value.type.dtype) for type_, value in pairs]
 
     # What the canonical loop says. Loops are differentiated and batched before they are lowered.
-
-    def steps_of(self, node: Apply) -> Steps:
-        """Return what the loop says of lengths."""
-        return self.signature.steps_of(node.inputs)
 
     def make_node(self, *inputs: Variable) -> Apply:
         node = self.scan.make_node(*inputs)

@@ -53,9 +53,8 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import freeze_graph
-from scanlib.lengths.steps import Steps
 from scanlib.ops.c_linker import PrintedOp
-from scanlib.ops.execution import PerformsLoop, Runner, load_backends
+from scanlib.ops.execution import LoopOp, Runner, load_backends
 from scanlib.ops.messages import Messages
 from scanlib.ops.python_loop import PythonLoop
 from scanlib.ops.scan import Scan
@@ -249,7 +248,7 @@ def product(semiring: str, matrix: Variable, state: Variable, mask: Variable | N
     return shift.squeeze(-2) + pt.log(pt.exp(terms - shift).sum(axis=-2))
 
 
-class LinearScan(PerformsLoop, PrintedOp):
+class LinearScan(LoopOp, PrintedOp):
     """A matrix recurrence; see the module's text, and `history_of`, which makes it.
 
     Parameters
@@ -271,7 +270,7 @@ class LinearScan(PerformsLoop, PrintedOp):
     name: str | None
 
     def __init__(self, options: LinearOptions, scan: Scan) -> None:
-        self.options, self.scan = options, scan
+        self.options, self.scan, self.signature = options, scan, scan.signature
         self.__dict__.update(vars(options))
         self._runners: dict[str, Runner] = {}
         load_backends()
@@ -283,15 +282,6 @@ class LinearScan(PerformsLoop, PrintedOp):
         flags = ["reverse"] * self.reverse + ["untraced"] * self.untraced
         texts = [self.name, self.semiring, self.coefficient, self.side, *flags]
         return f"LinearScan{{{', '.join(filter(None, texts))}}}"
-
-    @property
-    def signature(self) -> Signature:
-        return self.scan.signature
-
-    @property
-    def has_n_steps(self) -> bool:
-        """Whether the number of steps is an input, the first one."""
-        return self.signature.has_n_steps
 
     @property
     def has_offset(self) -> bool:
@@ -354,10 +344,6 @@ class LinearScan(PerformsLoop, PrintedOp):
 
     # What the canonical loop says. Loops are differentiated and batched before they are lowered.
 
-    def steps_of(self, node: Apply) -> Steps:
-        """Return what the recurrence says of lengths."""
-        return self.signature.steps_of(node.inputs)
-
     def make_node(self, *inputs: Any) -> Apply:
         node = self.scan.make_node(*inputs)
         initial = self.parts(node.inputs).initial.type
@@ -373,10 +359,6 @@ class LinearScan(PerformsLoop, PrintedOp):
             steps = shapes[0][0] if outer.n_steps is None else outer.n_steps
             rows = steps + sizes.initial[0]
         return [(rows, *row)]
-
-    def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
-        """Recurrences are compiled with the function they are part of."""
-        return False
 
     def is_empty(self, inputs: Sequence[Any]) -> bool:
         """Whether there are neither steps nor an initial row, and so no history."""

@@ -2,6 +2,10 @@
 
 With `n` segments of `s` rows each, ``SplitRows(x, n, s)[j, i] = x[j s + i]``, a view of shape
 (n, s, …) of the first ``n s`` rows; `MergeRows` is its inverse.
+
+They are no reshapes of PyTensor's. The inferred shape of one compares each size with -1, and where
+segments are nested (`Memory`) all that arithmetic is fused with the numbers of steps, to more
+operands than an elementwise function of NumPy's takes.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
-from pytensor.scalar.basic import Add, Second
+from pytensor.scalar.basic import Add
 from pytensor.tensor.basic import Alloc, AllocEmpty
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
@@ -42,7 +42,6 @@ from scanlib.lengths.numbers import constant_index
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.graph import conform
 from scanlib.ops.loop import Carry, Loop, Output, Sequence
-from scanlib.ops.scan import Scan
 from scanlib.rewrites.simplify.last_rows import last_row_reads
 
 
@@ -125,31 +124,6 @@ def only_row(rows: Variable, buffer: Variable) -> Variable:
 def is_shared(rows: Variable) -> bool:
     """Whether a state starts from what a shared variable holds."""
     return isinstance(_lifted_row(rows), SharedVariable)
-
-
-def zero_row(buffer: Variable) -> Variable:
-    """Return zeros of the shape and dtype of a row of a buffer, for as little as possible."""
-    dtype = buffer.type.dtype
-    if buffer.type.ndim == 1:
-        return pt.zeros((), dtype=dtype)
-    node = buffer.owner
-    while node is not None:
-        op, source = node.op, node.inputs[0]
-        if isinstance(op, Scan):
-            signature = op.signature
-            position = node.outputs.index(buffer)
-            if position >= signature.n_states:
-                break
-            source = signature.split_inputs(node.inputs).initials[position]
-            return pt.zeros_like(source[0], dtype=dtype)
-        if isinstance(op, Alloc | AllocEmpty):
-            skipped = 2 if isinstance(op, Alloc) else 1
-            return pt.zeros(tuple(node.inputs[skipped:]), dtype=dtype)
-        is_second = isinstance(op, Elemwise) and isinstance(op.scalar_op, Second)
-        if not (is_second or isinstance(op, IncSubtensor) or slice_of(node) is not None):
-            break
-        buffer, node = source, source.owner
-    return pt.zeros_like(buffer[0], dtype=dtype)
 
 
 @dataclass
@@ -375,7 +349,8 @@ def slide(
     """
     depth, tap = window.depth, entering_tap(window, results)
     type = window.row_type
-    zero = zero_row(window.buffer)
+    dtype = window.buffer.type.dtype
+    zero = pt.zeros_like(window.buffer[0]) if type.ndim else pt.zeros((), dtype=dtype)
     starts = [zero] * depth
     behind: list[Variable] = []
     if tap == 0 and depth:

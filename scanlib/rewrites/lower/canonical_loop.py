@@ -19,16 +19,14 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar import basic as ps
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.math import Sum
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape, Shape_i
-from pytensor.tensor.special import softmax
 from pytensor.tensor.subtensor import IncSubtensor
 from pytensor.tensor.variable import TensorConstant
 
 from scanlib.analysis.linear_forms import NotAffineError, name_of
 from scanlib.ops.graph import Readers, is_tensor, readers_of, substitute
-from scanlib.ops.logaddexp import derivative_of_logs
+from scanlib.ops.logaddexp import stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, State
 from scanlib.ops.shapes import output_row_shapes
 from scanlib.rewrites.pytensor_rewrites import run_query
@@ -42,61 +40,9 @@ def canonical_loop(node: Apply) -> Loop:
         body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
         run_query(CANONICAL, body)
         loop.set_body_outputs(list(body.outputs))
-    loop.substitute(_softmaxes(loop.body_outputs()))
+    loop.substitute(stable_logs(loop.body_outputs()))
     additions_as_sums(loop)
     return loop
-
-
-def _softmaxes(outputs: list[Variable]) -> dict[Variable, Variable]:
-    """Return products ``x / sum(exp(z)) * exp(z)`` with the softmax of `z` in them.
-
-    The derivative of the logarithm of a sum comes in this order, which PyTensor does not see as
-    a softmax; written so, it is 0/0 where all exponentials are too small.
-    """
-    found = {}
-    for node in toposort(outputs):
-        derivative = derivative_of_logs(node)
-        if derivative is not None and len(node.outputs) == 1:
-            op, (terms,), cotangent = derivative
-            spread = pt.expand_dims(cotangent, op.axis[0])
-            found[node.outputs[0]] = spread * softmax(terms, axis=op.axis[0])
-        if not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Mul):
-            continue
-        for quotient in node.inputs:
-            above = quotient.owner
-            if above is None or not isinstance(above.op, Elemwise):
-                continue
-            if not isinstance(above.op.scalar_op, ps.TrueDiv):
-                continue
-            numerator, total = above.inputs
-            for exponential in node.inputs:
-                axis = _summed_axis(total, exponential)
-                if axis is not None:
-                    z = exponential.owner.inputs[0]
-                    rest = [v for v in node.inputs if v is not quotient and v is not exponential]
-                    found[node.outputs[0]] = pt.mul(numerator, softmax(z, axis=axis), *rest)
-    return found
-
-
-def _summed_axis(total: Variable, exponential: Variable) -> int | None:
-    """Return the axis along which a variable is the kept sum of an exponential, if it is one."""
-    node, spread = exponential.owner, total.owner
-    if node is None or not isinstance(node.op, Elemwise):
-        return None
-    if not isinstance(node.op.scalar_op, ps.Exp):
-        return None
-    if spread is None or not isinstance(spread.op, DimShuffle):
-        return None
-    above = spread.inputs[0].owner
-    if above is None or not isinstance(above.op, Sum) or above.inputs[0] is not exponential:
-        return None
-    ndim = exponential.type.ndim
-    axes = tuple(range(ndim)) if above.op.axis is None else tuple(above.op.axis)
-    if len(axes) != 1:
-        return None
-    kept = iter(range(ndim - 1))
-    order = tuple("x" if k == axes[0] else next(kept) for k in range(ndim))
-    return axes[0] if tuple(spread.op.new_order) == order else None
 
 
 def added_up(part: State | Carry, readers: Readers) -> Variable | None:

@@ -40,9 +40,11 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
+from pytensor.tensor.basic import Alloc, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Dot
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib.analysis.linear_forms import (
     OFFSET,
@@ -75,6 +77,7 @@ from scanlib.rewrites.pytensor_rewrites import run_query
 # Matrices up to this size are made for every step at no cost to speak of. (A filter of two states
 # and their covariance, six numbers, takes 1.3 to 2.9 times as long with matrices.)
 SMALL_MATRIX = 4
+ELEMENTWISE = (Elemwise, DimShuffle, ScalarFromTensor, TensorFromScalar, Alloc)
 SMALL = 32  # systems of so many numbers are joined whatever blocks are missing
 SMALL_PER_STEP = 16  # the same, with a matrix for each step
 WASTE = 2.0  # larger ones if the joined matrix has at most so many times their items
@@ -185,6 +188,12 @@ def _step_has_matrices(steps: Mapping[Variable, Variable], rows: set[Variable]) 
     return False
 
 
+def _reads_items(loop: Loop) -> bool:
+    """Whether steps are elementwise but for items of arrays, which are best read where they are."""
+    others = [n for n in toposort(loop.body_outputs()) if not isinstance(n.op, ELEMENTWISE)]
+    return bool(others) and all(isinstance(n.op, Subtensor | IncSubtensor) for n in others)
+
+
 def _factors(node: Apply) -> list[Variable]:
     """Return what a node multiplies, a product, a solve, or a reduction of elementwise work.
 
@@ -277,7 +286,7 @@ def shift_carries(loop: Loop) -> dict[int, Variable]:
     """
     _, recurrent = split_sums(loop)
     outputs = loop.body_outputs()
-    values = {part.value for part in recurrent}
+    values = {carry.value for carry in loop.carries}  # sums are no part of the recurrence
     found = {}
     for carry in recurrent:
         shift = _added_to(carry.value, outputs)
@@ -496,6 +505,8 @@ class _Search:
         may_be = numbers or not self.forms.multiplies
         if may_be and is_elementwise(Loop.from_node(self.node)):
             raise NotLinearError("the loop is elementwise")
+        if numbers and _reads_items(loop):
+            raise NotLinearError("its numbers read single items, at places that the steps compute")
         readers = readers_of(loop.body_outputs())
         if all(added_up(slot.part, readers) is not None for slot in self.slots):
             raise NotLinearError("its states only add up what the steps compute")

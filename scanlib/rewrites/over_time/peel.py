@@ -52,17 +52,15 @@ from scanlib._compat import (
     vectorize_rule,
 )
 from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.graph import conform, row_type, substitute
 from scanlib.ops.linker_features import CompilesStepProducts
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.row_ops.checked_rows import checked_places
 from scanlib.ops.row_ops.step_products import StepProducts
-from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import past_values
 from scanlib.rewrites.over_time.split_cost import (
     BOUND,
@@ -554,6 +552,5 @@ class AllowStepProducts(LoopRewrite):
     """Let later rewrites write the products of all steps as one `StepProducts`."""
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
-        loops = Scan | ElemwiseScan | LinearScan
-        has_loops = any(isinstance(node.op, loops) for node in fgraph.apply_nodes)
+        has_loops = any(isinstance(node.op, LoopOp) for node in fgraph.apply_nodes)
         fgraph.attach_feature(CompilesStepProducts(has_loops))

@@ -21,13 +21,11 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib.lengths.numbers import constant_index
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.graph import substitute
 from scanlib.ops.loop import Loop
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.row_ops.padded_rows import PaddedRows
-from scanlib.ops.scan import Scan
 
 
 class _Slice(NamedTuple):
@@ -217,5 +215,4 @@ def is_of_loop(variable: Variable) -> bool:
         return node.inputs if is_passed else []
 
     above = (value.owner for value in walk([variable], inputs_of, bfs=False))
-    loops = Scan | ElemwiseScan | LinearScan
-    return any(node is not None and isinstance(node.op, loops) for node in above)
+    return any(node is not None and isinstance(node.op, LoopOp) for node in above)

@@ -51,59 +51,14 @@ from scanlib.rewrites.simplify.simplify import replace
 from scanlib.rewrites.split.split_parts import SplitParts
 
 
-@dataclass(frozen=True)
-class SplitNote:
-    """What left one loop.
-
-    Attributes
-    ----------
-    loop : str
-        The loop's name, "loop" if it has none.
-    before, after : int
-        Values evaluated for all steps before the loop, and outputs evaluated after it.
-    sums : int
-        Accumulators that became sums over rows or matrix products.
-    stored : int
-        Values that the loop stores for what comes after it.
-    remains : bool
-        Whether a loop remains.
-    """
-
-    loop: str
-    before: int = 0
-    after: int = 0
-    sums: int = 0
-    stored: int = 0
-    remains: bool = True
-
-    def __str__(self) -> str:
-        said = []
-        if self.before:
-            said.append(f"{_count(self.before, 'value')} computed for all steps before the loop")
-        if self.after:
-            where = " after the loop" if self.remains else ""
-            said.append(f"{_count(self.after, 'output')} computed for all steps{where}")
-        if self.sums:
-            said.append(f"{_count(self.sums, 'sum')} taken over all steps at once")
-        if self.stored:
-            said.append(f"{_count(self.stored, 'value')} stored for that")
-        if not self.remains:
-            said.append("no loop remains")
-        return "; ".join(said)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 class SplitRecord(Feature):
-    """The notes of a graph, in the order in which loops were taken apart."""
+    """What splitting did to the loops of a graph: their names, with what is said of them."""
 
     def __init__(self) -> None:
-        self.notes: list[SplitNote] = []
+        self.notes: list[tuple[str, str]] = []
 
 
-def record(fgraph: FunctionGraph, note: SplitNote) -> None:
+def record(fgraph: FunctionGraph, note: tuple[str, str]) -> None:
     """Add a note to a graph."""
     found = next(iter(features(fgraph, SplitRecord)), None)
     if found is None:
@@ -112,9 +67,22 @@ def record(fgraph: FunctionGraph, note: SplitNote) -> None:
     found.notes.append(note)
 
 
-def notes_of(fgraph: FunctionGraph) -> list[SplitNote]:
-    """Return what splitting did to the loops of a graph."""
+def notes_of(fgraph: FunctionGraph) -> list[tuple[str, str]]:
+    """Return what splitting did to the loops of a graph, in the order in which it did."""
     return [note for record in features(fgraph, SplitRecord) for note in record.notes]
+
+
+def _note(parts: SplitParts, remains: bool) -> str:
+    """Return what is said of what left a loop."""
+    where = " after the loop" if remains else ""
+    counts = (
+        (len(parts.before), "value", " computed for all steps before the loop"),
+        (len(parts.outputs), "output", f" computed for all steps{where}"),
+        (len(parts.taken_sums), "sum", " taken over all steps at once"),
+        (len(parts.stored), "value", " stored for that"),
+    )
+    said = [f"{n} {what}{'' if n == 1 else 's'}{done}" for n, what, done in counts if n]
+    return "; ".join(said if remains else [*said, "no loop remains"])
 
 
 def sub_loop(loop: Loop, parts: Iterable[Part]) -> tuple[Loop, dict[int, Any]]:
@@ -172,28 +140,25 @@ class SplitLoops(LoopRewrite):
             return
         # Segments of a checkpointed loop stay whole: what a batch stores is what they save.
         step_products = compiles_step_products(fgraph)
-        pending = [n for n in fgraph.toposort() if is_loop(n) and _may_split(n.op)]
-        while pending:
-            node = pending.pop()
-            if node not in fgraph.apply_nodes or (self.maps_only and not _leaves_early(node)):
-                continue
-            with self.attempt(fgraph, node):
-                pending += self.take_apart(fgraph, node, step_products)
+        for node in reversed([n for n in fgraph.toposort() if is_loop(n) and _may_split(n.op)]):
+            if node in fgraph.apply_nodes and not (self.maps_only and not _leaves_early(node)):
+                with self.attempt(fgraph, node):
+                    self.take_apart(fgraph, node, step_products)
 
-    def take_apart(self, fgraph: FunctionGraph, node: Apply, step_products: bool) -> list[Apply]:
-        """Take one loop apart where that is worth it; return those of its parts that are loops."""
+    def take_apart(self, fgraph: FunctionGraph, node: Apply, step_products: bool) -> None:
+        """Take one loop apart where that is worth it, and lower the loops among its parts."""
         read = [bool(fgraph.clients.get(out)) for out in node.outputs]
         found = split(node, read, step_products)
         if found is None:
-            return []
+            return
         new, note = found
         before = set(fgraph.apply_nodes)
         pairs = zip(node.outputs, new, strict=True)
         made = {old: value for old, value in pairs if value is not None}
         replace(fgraph, made, "scanlib_split")
         record(fgraph, note)
-        parts = [n for n in fgraph.apply_nodes if is_loop(n) and n not in before]
-        return [own for own in parts if not lower(fgraph, own) and own.op != node.op]
+        for part in [n for n in fgraph.apply_nodes if is_loop(n) and n not in before]:
+            lower(fgraph, part)
 
 
 def _may_split(op: Scan) -> bool:
@@ -235,7 +200,7 @@ def lower(fgraph: FunctionGraph, node: Apply) -> bool:
 
 def split(
     node: Apply, read: list[bool], step_products: bool = False
-) -> tuple[list[Variable | None], SplitNote] | None:
+) -> tuple[list[Variable | None], tuple[str, str]] | None:
     """Return what replaces each output of a loop that is read, None if the loop stays."""
     loop = canonical_loop(node)
     sizes_from_outside(loop)
@@ -258,14 +223,7 @@ def split(
         values = builder.values()
     except NotImplementedError:
         return None
-    note = SplitNote(
-        loop.name or "loop",
-        before=len(parts.before),
-        after=len(parts.outputs),
-        sums=len(parts.taken_sums),
-        stored=len(parts.stored),
-        remains=builder.results is not None,
-    )
+    note = loop.name or "loop", _note(parts, builder.results is not None)
     return detached.attach(values), note
 
 

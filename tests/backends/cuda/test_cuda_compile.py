@@ -21,7 +21,6 @@ from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.cuda.schedule import choose
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.backends.cuda.test_cuda_kernels import channels
-from tests.backends.cuda.test_cuda_places import regimes, rows, until_accepted
 from tests.backends.cuda.test_cuda_until import scalars, vectors
 from tests.cubin import resources
 from tests.cuda_device import host_library
@@ -68,9 +67,6 @@ def sources():
     found["half"] = kernels(*half_precision())
     found["until"] = kernels(*vectors())
     found["until, scalars"] = kernels(*scalars())
-    found["places"] = kernels(*regimes())
-    found["places in rows"] = kernels(*rows())
-    found["places, until"] = kernels(*until_accepted())
     assert all(found.values())
     return {
         name: [loop.unit(unit).source for loop in loops for unit in loop.writer.units()]

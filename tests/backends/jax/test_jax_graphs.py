@@ -223,3 +223,13 @@ def test_items_of_rows_in_a_step():
     expected = [(scores * chosen).sum(), owed @ values[2].T]
     expected.append(np.einsum("tbi,tbj->ij", values[0], owed))
     assert_same([np.asarray(value) for value in function(*values)], expected)
+
+
+def test_slices_of_slices_that_loops_read():
+    """Sequences are cut to the shortest one; their gradient reads a slice of that."""
+    A, x = pt.dtensor3("A"), pt.dmatrix("x")
+    h = scanlib.scan(lambda A, x, h: A @ h + x, [A, x], pt.zeros(2), return_updates=False)
+    outputs = [h, *pytensor.grad((h**2).sum(), [A, x])]
+    values = rng.normal(size=(5, 2, 2)), rng.normal(size=(4, 2))
+    found = [np.asarray(value) for value in compiled([A, x], outputs)(*values)]
+    assert_same(found, in_python([A, x], outputs)(*values))

@@ -227,7 +227,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_shapes_and_places_are_errors(name, monkeypatch):
-    monkeypatch.setattr(dispatch, "LOOPS", Op)  # graphs without loops, which compile faster
+    monkeypatch.setattr(dispatch, "LoopOp", Op)  # graphs without loops, which compile faster
     message, make = WRONG[name]
     x, z, k = pt.dmatrix("x"), pt.dtensor3("z"), pt.lvector("k")
     outputs = [make(x, z, k)]

@@ -11,6 +11,7 @@ import pytest
 from numba.core import event
 from pytensor.compile.builders import OpFromGraph
 from pytensor.raise_op import Assert
+from scipy.special import polygamma
 
 import scanlib
 from benchmarks.loops import LOOPS
@@ -198,6 +199,18 @@ def test_shared_variables_are_updated():
     np.testing.assert_allclose(first, sum(expected[:5]))
     np.testing.assert_allclose(state.get_value(), expected[-1])
     np.testing.assert_allclose(counts.get_value(), np.reshape(expected, (2, 5)).sum(0))
+
+
+@pytest.mark.filterwarnings("ignore:Numba will use object mode")
+def test_functions_that_numba_does_not_keep_stand_beside_loops():
+    """Special functions of SciPy's, whose code PyTensor gives numba in another function's place."""
+    x = pt.dvector("x")
+    function = pytensor.function([x], pt.tri_gamma(1 + accumulated(x) ** 2), mode="NUMBA")
+    level, expected = 0.5, []
+    for item in X:
+        level = 0.9 * level + item
+        expected.append(polygamma(1, 1 + level**2))
+    np.testing.assert_allclose(function(X), expected)
 
 
 def test_graph_without_loops_is_pytensors_business(monkeypatch):

@@ -1,13 +1,14 @@
 /* Where the items of one channel are: in every array one, or one for each row. */
 struct scanlib_channel {
   char *at[Params::ARRAYS];
-  int64_t t[Params::ARRAYS], e[Params::SIZES + 1]; /* bytes from row to row; places along the axes */
+  int64_t t[Params::ARRAYS]; /* bytes from row to row */
 };
 
 SCANLIB_DEVICE void scanlib_locate(const Params &p, int64_t c, scanlib_channel &l) {
+  int64_t e[Params::SIZES + 1]; /* the channel's places along the axes */
   SCANLIB_UNROLL
   for (int axis = Params::SIZES - 1; axis >= 0; axis--) {
-    l.e[axis] = axis ? c % p.n[axis] : c; /* what is left for the first is its own */
+    e[axis] = axis ? c % p.n[axis] : c; /* what is left for the first is its own */
     if (axis) c /= p.n[axis];
   }
   SCANLIB_UNROLL
@@ -16,7 +17,7 @@ SCANLIB_DEVICE void scanlib_locate(const Params &p, int64_t c, scanlib_channel &
     l.t[k] = p.at[k].t;
     SCANLIB_UNROLL
     for (int axis = 0; axis < Params::SIZES; axis++)
-      if (Params::along(k, axis)) l.at[k] += l.e[axis] * p.at[k].e[axis];
+      if (Params::along(k, axis)) l.at[k] += e[axis] * p.at[k].e[axis];
   }
 }
 SCANLIB_DEVICE void scanlib_advance(scanlib_channel &l, int64_t rows) {
