@@ -19,12 +19,12 @@ from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 
-from scanlib.explain.data import AdoptedLoop, LoopExplanation, Obstacle, Part
+from scanlib.explain.data import LoopExplanation, Obstacle, Part
 from scanlib.explain.explanation import Explanation
 from scanlib.explain.linkers import Setting, linker_name
 from scanlib.explain.loop_reports import explain_nodes
 from scanlib.ops.loop_rewrite import failures_of
-from scanlib.rewrites.adopt.adopt import adoption_record
+from scanlib.rewrites.adopt.adopt import AdoptedLoop, adoption_record
 from scanlib.rewrites.split.split import notes_of
 
 __all__ = ["AdoptedLoop", "Explanation", "LoopExplanation", "Obstacle", "Part", "explain"]
@@ -95,7 +95,7 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
 def _explanation(fgraph: FunctionGraph, linker: Any, f: Any = None) -> Explanation:
     """Return the explanation of a graph, which is that of the compiled function `f`, if given."""
     record = adoption_record(fgraph)
-    adoption = () if record is None else tuple(AdoptedLoop(*loop) for loop in record.loops)
+    adoption = () if record is None else tuple(record.loops)
     reasons = {loop.name: loop.reason for loop in adoption if loop.reason is not None}
     setting = Setting(linker_name(linker), reasons=reasons).of(fgraph)
     loops = []

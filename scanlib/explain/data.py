@@ -172,11 +172,3 @@ def _total(parts: Iterable[Part]) -> int | None:
             return None
         total += size
     return total
-
-
-@dataclass(frozen=True)
-class AdoptedLoop:
-    """A loop of `pytensor.scan`: `reason` says why it was not adopted, None if it was."""
-
-    name: str
-    reason: str | None = None

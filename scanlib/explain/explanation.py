@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
 
-from scanlib.explain.data import AdoptedLoop, LoopExplanation, Part
+from scanlib.explain.data import LoopExplanation, Part
+from scanlib.rewrites.adopt.adopt import AdoptedLoop
 
 WIDTH = 100
 KEY_WIDTH = 12

@@ -170,7 +170,7 @@ def associative_reduce(
 
 def _read_elems(title: str, elems: Any, axis: Any) -> _Elems:
     """Read the elements and move the scanned axis to the front."""
-    given, tree = flatten(elems)
+    given, tree = flatten(elems, of_arrays=True)
     if not given:
         raise ValueError(
             f"{title}: there is nothing to scan, elems is an empty {type(elems).__name__}"

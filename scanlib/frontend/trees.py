@@ -12,7 +12,10 @@ import copy
 import dataclasses
 import difflib
 from collections.abc import Iterator
+from numbers import Number
 from typing import Any
+
+import numpy as np
 
 LEAF = "*"
 
@@ -95,8 +98,8 @@ def _is_static(field: dataclasses.Field[Any]) -> bool:
     return bool(field.metadata.get("static", False))
 
 
-def flatten(value: Any) -> tuple[list[Any], Tree]:
-    """Return the leaves of a tree, and its structure."""
+def flatten(value: Any, of_arrays: bool = False) -> tuple[list[Any], Tree]:
+    """Return the leaves of a tree, and its structure; of arrays, lists of numbers are leaves."""
     if value is None:
         return [], Tree()
     is_data = dataclasses.is_dataclass(value) and not isinstance(value, type)
@@ -107,7 +110,8 @@ def flatten(value: Any) -> tuple[list[Any], Tree]:
     leaves: list[Any] = []
     children = []
     for part in parts.values():
-        inside, child = flatten(part)
+        is_leaf = of_arrays and _holds_numbers(part)
+        inside, child = ([part], Tree(is_leaf=True)) if is_leaf else flatten(part, of_arrays)
         leaves += inside
         children.append(child)
     static = tuple(
@@ -117,6 +121,13 @@ def flatten(value: Any) -> tuple[list[Any], Tree]:
     )
     example = value if is_data or isinstance(value, dict) else None
     return leaves, Tree(type(value), tuple(parts), tuple(children), False, static, example)
+
+
+def _holds_numbers(value: Any) -> bool:
+    """Whether a value is a list or tuple of numbers, or of such lists."""
+    return type(value) in (list, tuple) and all(
+        isinstance(item, Number | np.generic) or _holds_numbers(item) for item in value
+    )
 
 
 def difference(expected: Tree, given: Tree) -> str:

@@ -10,6 +10,7 @@ text is made of them by the printers alone (`scanlib.kernels.printers`), and
                 | name = load type, pointer, bytes   the item `bytes` after the pointer
                 | store pointer, bytes, operand
                 | prefetch pointer, bytes            a hint; has no effect on values
+                | move pointer, source, bytes        copies memory; places may overlap
                 | name = shuffle a, b, places        the lanes of `a`, then of `b`, at known places
                 | name = scratch dtype × count       memory of one run of the kernel
                 | local = operand                    a local is a name that changes
@@ -341,6 +342,15 @@ class Prefetch(Statement):
 
 
 @dataclass(eq=False)
+class Move(Statement):
+    """Copy `count` bytes from one place to another; they may overlap."""
+
+    pointer: Value
+    source: Value
+    count: Value
+
+
+@dataclass(eq=False)
 class Shuffle(Statement):
     """A vector of some of the lanes of two, counted through both."""
 
@@ -477,6 +487,8 @@ def lines_of(statement: Statement) -> Iterator[str]:
             yield f"store {pointer}[{offset}], {value}"
         case Prefetch(pointer, offset):
             yield f"prefetch {pointer}[{offset}]"
+        case Move(pointer, source, count):
+            yield f"move {pointer}, {source}, {count}"
         case Shuffle(result, first, second, places):
             yield f"{result} = shuffle {first}, {second}, {list(places)}"
         case Scratch(result, dtype, count):
@@ -725,6 +737,9 @@ class Writer:
 
     def prefetch(self, pointer: Value, offset: Any) -> None:
         self.block.statements.append(Prefetch(pointer, self.as_value(offset, INT64)))
+
+    def move(self, pointer: Value, source: Value, count: Any) -> None:
+        self.block.statements.append(Move(pointer, source, self.as_value(count, INT64)))
 
     def scratch(self, dtype: str, count: int) -> Value:
         result = Value(POINTER, self.name("m"), self)

@@ -172,7 +172,7 @@ class _Scope:
 
 # By the name of a part of statements.
 _TYPES = {
-    "pointer": ir.POINTER,
+    **dict.fromkeys(("pointer", "source"), ir.POINTER),
     **dict.fromkeys(("offset", "start", "stop"), ir.INT64),
     "condition": ir.BOOL,
 }

@@ -137,7 +137,10 @@ def _bfloat16():
 
 REFUSED = [
     (_gradient, r"got tensor\(.*\) of type Tensor, which requires a gradient: .* x\.detach\(\)"),
-    (lambda: [_gradient()], r"of type list, which requires a gradient: .* x\.detach\(\)"),
+    (
+        lambda: [_gradient()],
+        r"of type (?:list|Tensor), which requires a gradient: .* x\.detach\(\)",
+    ),
     (_frame_with_text, "of type DataFrame: it holds text"),
     (_dates, "of type DatetimeIndex: it holds dates; give numbers"),
     (_bfloat16, "its dtype is bfloat16, which PyTensor has not"),
@@ -150,7 +153,7 @@ REFUSED = [
     (lambda: np.array([1, 2], dtype="m8[D]"), "it holds differences of time; divide them"),
     (lambda: np.longdouble([1.0]), "Unsupported dtype for TensorType"),
     (lambda: pytest.importorskip("scipy.sparse").eye_array(2), r"give x\.toarray\(\)"),
-    (lambda: [["text"] * 50], r"got \[\['text', .*\.\.\. of type list: it holds text"),
+    (lambda: [["text"] * 50], r"got (?:\[\['text', .*\.\.\. of type list: it holds text|'text')"),
 ]
 
 
@@ -169,7 +172,7 @@ def test_refused(make, message):
         ),
         ("cummin: x", lambda: scanlib.cummin(make())),
         (
-            r"associative_scan: elems\[1\]",
+            r"associative_scan: elems\[1\](?:\[0\])*",  # a list is a part of the tree
             lambda: scanlib.associative_scan(max, [pt.ones(1), make()]),
         ),
     ]:

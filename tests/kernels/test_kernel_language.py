@@ -218,6 +218,48 @@ def test_control(scale, code):
     assert run(kernel, [x, out, 6])[0] == code
 
 
+def test_what_loops_do_not_change_is_computed_before_them():
+    """... once, but for quotients, which would stop the process where no step asks for them."""
+
+    def write(w, x, out, n, m):
+        with w.loop(0, n) as i, w.loop(0, m) as j:
+            with w.when(i >= j) as choice:
+                place = w.offset(out, (m + n) * 8)
+                w.store(place, i * 8, w.load(FLOAT64, x, i * 8) * w.cast(m * n, "float64"))
+            with w.otherwise(choice):
+                ratio = w.apply("quotient", n, m - 1)
+                w.store(out, j * 8, w.cast(ratio + m * n, "float64"))
+
+    types = {"x": POINTER, "out": POINTER, "n": INT64, "m": INT64}
+    kernel = write_kernel("invariants", types, write)
+    verify(kernel)
+    lines = print_kernels(kernel).splitlines()
+    (product,) = (k for k, line in enumerate(lines) if "= mul i64 %x_m, %x_n" in line)
+    (quotient,) = (k for k, line in enumerate(lines) if "= sdiv" in line)
+    first, second = (k for k, line in enumerate(lines) if line.startswith("body"))
+    eights = [k for k, line in enumerate(lines) if "= mul i64 %i" in line]
+    assert product < first
+    assert quotient > second
+    assert len(eights) == 2  # of each index, whichever branch asks for it
+    assert first < eights[0] < second < eights[1]
+    x = np.arange(1.0, 5)
+    for n, m in ((4, 3), (2, 4), (4, 1), (0, 3), (3, 0)):
+        assert_same_bits(kernel, [x, np.zeros(16), n, m], in_c=False)
+
+
+@pytest.mark.parametrize("start,count", [(0, 24), (16, 40), (8, 0)])
+def test_moves_may_overlap(start, count):
+    def write(w, x, n):
+        w.move(w.offset(x, 16), w.offset(x, start), n)
+
+    kernel = write_kernel("move", {"x": POINTER, "n": INT64}, write)
+    verify(kernel)
+    (moved, _) = assert_same_bits(kernel, [np.arange(8.0), count], in_c=False)
+    expected = np.arange(8.0)
+    expected[2 : 2 + count // 8] = np.arange(8.0)[start // 8 : (start + count) // 8]
+    np.testing.assert_array_equal(moved, expected)
+
+
 def test_polls_interrupt():
     def forever(w, out):
         with w.loop_while(lambda: w.load(FLOAT64, out) < 10.0):

@@ -65,7 +65,7 @@ class Arguments:
         return code
 
 
-def product(way, a, b, out, more=False, static=False, library=None):
+def product(way, a, b, out, static=False, library=None):
     arguments = Arguments(static)
     made = [arguments.matrix(array) for array in (a, b, out)]
     addresses = {}
@@ -82,7 +82,7 @@ def product(way, a, b, out, more=False, static=False, library=None):
             def found(routine):
                 return parameters[addresses[routine.name]]
 
-        multiply(w, *matrices, more, found)
+        multiply(w, *matrices, found)
 
     assert arguments.run(way, write) == 0
 
@@ -99,7 +99,7 @@ def check_product(way, m, depth, n, dtype, layouts, **options):
         draw(rng, shape, dtype, layout)
         for shape, layout in zip([(m, depth), (depth, n), (m, n)], layouts, strict=True)
     )
-    expected = a @ b + (out if options.get("more") else 0)
+    expected = a @ b
     product(way, a, b, out, **options)
     if np.dtype(dtype).kind == "f":
         scale = np.abs(a) @ np.abs(b) + np.abs(expected) + 1
@@ -113,19 +113,17 @@ SIZES = [*range(10), 33]
 
 
 @pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
-@pytest.mark.parametrize("more", [False, True], ids=["", "more"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_products(dtype, more, static):
+def test_products(dtype, static):
     sizes = [(size, size, size) for size in SIZES]
     sizes += [(1, 9, 9), (9, 9, 1), (1, 33, 1), (5, 1, 7), (2, 9, 11), (3, 200, 5), (4, 3, 2)]
     rows = ("rows",) * 3
     for shape in sizes:
-        check_product(by_llvm, *shape, dtype, rows, more=more, static=static)
+        check_product(by_llvm, *shape, dtype, rows, static=static)
 
 
-@pytest.mark.parametrize("more", [False, True], ids=["", "more"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_products_of_matrices_in_any_layout(layout, more):
+def test_products_of_matrices_in_any_layout(layout):
     others = "rows", "columns", layout
     for k, shape in enumerate(
         [(4, 3, 2), (1, 9, 5), (9, 6, 1), (3, 8, 17), (7, 70, 20), (2, 0, 3)]
@@ -133,7 +131,7 @@ def test_products_of_matrices_in_any_layout(layout, more):
         for dtype in ("float64", "float32"):
             for left in (layout, others[k % 3]):
                 layouts = left, layout, others[(k + 1) % 3]
-                check_product(by_llvm, *shape, dtype, layouts, more=more, static=k % 2 == 0)
+                check_product(by_llvm, *shape, dtype, layouts, static=k % 2 == 0)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -141,7 +139,7 @@ def test_products_of_matrices_in_any_layout(layout, more):
 def test_products_of_integers_wrap_around(dtype, way):
     for shape in [(3, 4, 5), (1, 6, 2), (4, 5, 1), (2, 9, 17)]:
         layouts = "rows", "columns", "rows"
-        check_product(WAYS[way], *shape, dtype, layouts, more=True)
+        check_product(WAYS[way], *shape, dtype, layouts)
 
 
 def test_products_in_the_interpreter():
@@ -149,16 +147,15 @@ def test_products_in_the_interpreter():
         for shape in [(2, 3, 4), (5, 2, 9), (1, 5, 6), (6, 5, 1), (1, 9, 1)]:
             for static in (False, True):
                 layouts = layout, layout, "rows"
-                check_product(interpreted, *shape, "float64", layouts, more=True, static=static)
+                check_product(interpreted, *shape, "float64", layouts, static=static)
 
 
-@pytest.mark.parametrize("more", [False, True], ids=["", "more"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_large_products_are_left_to_blas(dtype, more):
+def test_large_products_are_left_to_blas(dtype):
     library = ["sgemm" if dtype == "float32" else "dgemm"]
     for layouts in [("rows", "columns", "rows"), ("columns", "rows", "rows"), ("apart",) * 3]:
-        check_product(by_llvm, 130, 129, 131, dtype, layouts, more=more, library=library)
-        check_product(by_llvm, 5, 6, 7, dtype, layouts, more=more, library=library)
+        check_product(by_llvm, 130, 129, 131, dtype, layouts, library=library)
+        check_product(by_llvm, 5, 6, 7, dtype, layouts, library=library)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

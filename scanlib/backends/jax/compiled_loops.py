@@ -11,7 +11,7 @@ lengths of those that are `Bounded`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -49,8 +49,8 @@ from scanlib.ops.lowered.linear_scan import LinearScan
 def funcify_loop(op: LoopOp, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the JAX function of a loop."""
     loop = JAXLoop(op.scan, node, "highest" if isinstance(op, LinearScan) else None)
-    kernels = kernels_for(op, node)
-    has_code = kernels is not None or is_compiled(op, node)
+    kernels = cache(partial(kernels_for, op, node))  # written where a program for CUDA is
+    has_code = is_compiled(op, node) or kernels() is not None
     read = op.signature.split_inputs(node.inputs).sequences
 
     def scan(*inputs: Any) -> Any:
@@ -72,7 +72,7 @@ def run_compiled(
     op: LoopOp,
     node: Apply,
     loop: JAXLoop,
-    kernels: KernelLoop | LinearLoop | None,
+    kernels: Callable[[], KernelLoop | LinearLoop | None],
     inputs: tuple[Any, ...],
 ) -> list[Any]:
     """Run a loop of a known number of steps, or of a greatest one, by compiled code or kernels."""
@@ -99,17 +99,13 @@ def run_compiled(
         """Return a loop's arguments without the places, and the number of steps as one number."""
         return [*[taken][:has_steps], *arguments[has_steps : len(arrays)]]
 
-    def cuda_sizes(arguments: Sequence[Any]) -> Any:
-        if kernels is None:
-            return None
-        sizes = sizes_of(kernels, own(arguments)[has_steps:], places, taken if has_steps else None)
-        is_empty = stops and sizes is not None and not (sizes.channels and sizes.steps)
-        return None if is_empty else sizes
-
     def run_kernels(*arguments: Any) -> list[Any]:
-        call = partial(call_kernels, kernels, cuda_sizes(arguments), places)
+        cuda, given = kernels(), own(arguments)[has_steps:]
+        sizes = cuda and sizes_of(cuda, given, places, taken if has_steps else None)
+        if not sizes or (stops and not (sizes.channels and sizes.steps)):
+            return portable(*arguments)
         dtypes = [variable.type.dtype for variable in node.inputs[has_steps:]]
-        found = in_own_dtypes(call, own(arguments)[has_steps:], dtypes)
+        found = in_own_dtypes(partial(call_kernels, cuda, sizes, places), given, dtypes)
         return loop.as_stopped(taken, found) if stops else found[: len(node.outputs)]
 
     factors = None if stops else loop_factors(op, int(count > 0))
@@ -144,11 +140,10 @@ def run_compiled(
     target = target_for(op, node)
     results_like(target, node, arrays, known, places)  # raises what is wrong with the shapes
     on_cpu = None if target is None else run_target
-    on_cuda = None if cuda_sizes(arrays) is None else run_kernels
     if has_steps:
         arrays[0] = jnp.asarray(words_of([taken]))
     window = [jnp.asarray(words_of(places))] if count else []
-    run = on_platforms(portable, results, on_cpu, on_cuda, factors if part else None)
+    run = on_platforms(portable, results, on_cpu, run_kernels, factors if part else None)
     found = run(*arrays, *window)
     if not stops:
         return found

@@ -121,9 +121,7 @@ def run_loop(
     report : list
         To which is added how the loop is spread.
     """
-    if isinstance(node.op, LinearScan):
-        return run_linear(node, inputs, cut, report)
-    scan = node.op.scan if isinstance(node.op, ElemwiseScan) else node.op
+    scan = node.op.scan
     if scan.signature.has_stop:
         raise TimeShardingError(
             f"{title(node)}: its `until` ends the loop at a step that depends on all steps before, "
@@ -134,8 +132,16 @@ def run_loop(
         for k, value in enumerate(values):
             check_few(node, f"{kind} number {k} (counted from 0)", value, cut)
     outer = type(outer)(outer.n_steps, *map(plain, outer[1:]))
-    names = [f"sequence number {k} (counted from 0)" for k in range(len(outer.sequences))]
-    pieces = _pieces(node, cut, scan.signature.reverse, outer.n_steps, names, outer.sequences)
+    steps = min(map(len, outer.sequences))
+    if outer.n_steps is not None:
+        steps = int(static_int(outer.n_steps) or 0)
+    for k, value in enumerate(outer.sequences):
+        if len(value) < steps:
+            raise TimeShardingError(
+                f"{title(node)}: its sequence number {k} (counted from 0) has {len(value)} rows "
+                f"for {steps} steps, and time is cut over the axis {cut.axis!r}"
+            )
+    pieces = Pieces(cut, steps, scan.signature.reverse)
     outer = outer._replace(sequences=[pieces.split(value) for value in outer.sequences])
     itemsize = max((np.dtype(out.type.dtype).itemsize for out in node.outputs), default=8)
     report.append(Spread(title(node), pieces.count, itemsize))
@@ -149,20 +155,6 @@ def check_few(node: Apply, name: str, value: Any, cut: Cut) -> None:
             f"{title(node)}: {name} has {value.length} rows that are cut over the axis "
             f"{cut.axis!r}, and every step reads all of them"
         )
-
-
-def _pieces(
-    node: Apply, cut: Cut, reverse: bool, n_steps: Any, names: list[str], values: list[Any]
-) -> Pieces:
-    """Return how the steps of a loop are cut."""
-    steps = min(map(len, values)) if n_steps is None else int(static_int(n_steps) or 0)
-    for name, value in zip(names, values, strict=True):
-        if len(value) < steps:
-            raise TimeShardingError(
-                f"{title(node)}: its {name} has {len(value)} rows for {steps} steps, and time is "
-                f"cut over the axis {cut.axis!r}"
-            )
-    return Pieces(cut, steps, reverse)
 
 
 def _packed(values: list[Any], exchange: Callable[[Any], Any]) -> list[Any]:
@@ -223,7 +215,9 @@ class _Walk:
             start = self.starts[part]
             self.entries[part] = jnp.zeros((self.pieces.count, *start.shape), start.dtype)
         recurrences = self.op.recurrences if isinstance(self.op, ElemwiseScan) else ()
-        if others and not recurrences:
+        if isinstance(self.op, LinearScan):
+            self.exchange_linear()
+        elif others and not recurrences:
             self.refuse(others, in_turn)
             self.walk_in_turn(others)
         else:
@@ -409,6 +403,37 @@ class _Walk:
 
         return element
 
+    def exchange_linear(self) -> None:
+        """Find the entries of a matrix recurrence."""
+        op, pieces, cut = self.op, self.pieces, self.pieces.cut
+        steps = [None] * op.has_n_steps
+        _, sequences, _, _, fixed = self.outer
+        parts = op.parts([*steps, *sequences, *self.starts, *fixed])
+        if op.semiring != "real" and op.has_offset and not op.vector:
+            raise TimeShardingError(
+                f"{title(self.node)}: states that are matrices, with an offset in the "
+                f"{op.semiring} semiring, have no summary; cut channels or the batch, not the axis "
+                f"{cut.axis!r}"
+            )
+        options = replace(op.options, required_steps=0, untraced=False)
+        timed = [parts.offset is not None and "offset", op.coefficient == "steps" and "matrix"]
+        names = list(filter(None, timed))
+
+        def summarized(*values: Any) -> Summary:
+            rows = parts._replace(**dict(zip(names, values, strict=True)))
+            return _linear_summary(options, rows, pieces)
+
+        summary = _mapped(summarized, [getattr(parts, name) for name in names], [])
+        apply, start = partial(_apply_linear, options), parts.initial[0]
+        if cut.tile is None:
+            before, rounds = _prefix(options, summary, pieces)
+            entry = jax.vmap(lambda *s: apply(s, start))(*before)
+            self.spread.add("summaries in rounds", rounds, rounds * _numbers(summary))
+        else:
+            entry = pieces.fold(_packed(summary, cut.gathered), start, apply)
+            self.spread.add("summaries gathered", 1, pieces.count * _numbers(summary))
+        self.entries[0] = jnp.where(pieces.is_first(entry), start, entry)[:, None]
+
     # What does not compose
 
     def refuse(self, parts: list[int], in_turn: bool) -> None:
@@ -479,54 +504,6 @@ def _apply_affine(summary: Summary, states: list[Any]) -> list[Any]:
 
 
 # Matrix recurrences
-
-
-def run_linear(node: Apply, inputs: Sequence[Any], cut: Cut, report: list[Spread]) -> list[Any]:
-    """Return the history of a matrix recurrence whose matrices or offsets are cut along time."""
-    op, by_steps = node.op, ["matrix"] * (node.op.coefficient == "steps")
-    parts = op.parts(list(inputs))
-    timed = [name for name in ("offset", *by_steps) if getattr(parts, name) is not None]
-    for name in ("matrix", "mask"):
-        if name not in timed:
-            check_few(node, f"its {name}", getattr(parts, name), cut)
-    parts = Parts(*plain(parts))
-    rows = [getattr(parts, name) for name in timed]
-    pieces = _pieces(node, cut, op.reverse, parts.n_steps, timed, rows)
-    if op.semiring != "real" and op.has_offset and not op.vector:
-        raise TimeShardingError(
-            f"{title(node)}: states that are matrices, with an offset in the {op.semiring} "
-            f"semiring, have no summary; cut channels or the batch, not the axis {cut.axis!r}"
-        )
-    initial = jnp.asarray(parts.initial)
-    walk = replace(op.options, required_steps=0, untraced=False)
-    parts = parts._replace(n_steps=None, initial=initial)
-    parts = parts._replace(**{n: pieces.split(getattr(parts, n)) for n in timed})
-    axes = Parts(**{name: 0 if name in timed else None for name in Parts._fields})
-
-    def summarized(*values: Any) -> Summary:
-        return _linear_summary(
-            walk, parts._replace(**dict(zip(timed, values, strict=True))), pieces
-        )
-
-    summary = _mapped(summarized, [getattr(parts, name) for name in timed], [])
-    report.append(Spread(title(node), pieces.count, initial.dtype.itemsize))
-    apply, start = partial(_apply_linear, walk), initial[0]
-    if cut.tile is None:
-        before, rounds = _prefix(walk, summary, pieces)
-        entry = jax.vmap(lambda *s: apply(s, start))(*before)
-        report[-1].add("summaries in rounds", rounds, rounds * _numbers(summary))
-    else:
-        entry = pieces.fold(_packed(summary, cut.gathered), start, apply)
-        report[-1].add("summaries gathered", 1, pieces.count * _numbers(summary))
-    entry = jnp.where(pieces.is_first(entry), start, entry)
-    run = partial(_run_linear, walk)
-    found = jax.vmap(run, (axes._replace(initial=0),))(parts._replace(initial=entry[:, None]))
-    rows = found[:, :-1] if op.reverse else found[:, 1:]
-    history = Timed(pieces.join(rows), 0, initial, op.reverse)
-    if not op.untraced:
-        return [history]
-    last = 0 if op.reverse else pieces.steps
-    return [history.sliced(last, last + 1)]
 
 
 _linear: dict[Any, Any] = {}

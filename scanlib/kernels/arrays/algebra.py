@@ -13,7 +13,6 @@ from pytensor.tensor.linalg.summary import Det, SLogDet
 from pytensor.tensor.math import Dot
 
 from scanlib.kernels.arrays.array_step import Step, core_op, rule
-from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.places import Place, is_contiguous
 from scanlib.kernels.arrays.sizes import Size, combined, product, total
 from scanlib.kernels.language import FLOATS, Value
@@ -22,7 +21,6 @@ from scanlib.kernels.linalg.matrices import Matrix, packed
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import load_number
 from scanlib.ops.messages import shape_text
-from scanlib.ops.row_ops.step_products import LENGTHS, SIZES, StepProducts
 from scanlib.ops.row_ops.triangular import TriangularFactor
 
 SQUARE = "Last 2 dimensions of A must be square, got ({}, {})"
@@ -81,13 +79,13 @@ def write_dot(step: Step, node: Apply) -> None:
         step.bind_number(out, load_number(step.writer, target.dtype, target.pointer, 0))
 
 
-def write_product(step: Step, a: Place, b: Place, c: Place, more: bool = False) -> None:
-    """Write ``c = a b``, or ``c += a b`` with `more`."""
+def write_product(step: Step, a: Place, b: Place, c: Place) -> None:
+    """Write ``c = a b``."""
     one, other, result = (matrix(step, place) for place in (a, b, c))
     if parts_of(c.dtype) is None:
-        products.multiply(step.writer, one, other, result, more=more, library=step.library)
+        products.multiply(step.writer, one, other, result, step.library)
     else:
-        products.write_product(step.writer, one, other, result, result if more else None)
+        products.write_product(step.writer, one, other, result)
 
 
 def write_product_of_fixed(step: Step, a: Place, b: Place, c: Place) -> None:
@@ -245,77 +243,3 @@ def write_solve(step: Step, node: Apply) -> None:
         else:
             factorizations.solve(w, a, given, result, spare)
     step.bind_place(out, target)
-
-
-@rule(StepProducts)
-def write_step_products(step: Step, node: Apply) -> None:
-    """Write the products of the matrices of all steps, as few of them as possible.
-
-    Matrices whose rows follow one another from step to step are one matrix of more rows; so are
-    columns and rows in ``Σ_t x_t y_t`` where each step has one.
-    """
-    (x, y), (out,) = map(step.place, node.inputs), node.outputs
-    if out.type.dtype == "bool":
-        raise NoKernelError("products of truth values have no kernel")
-    same = step.sizes.same
-    if x.ndim == y.ndim == 3:
-        step.require(x.sizes[0], y.sizes[0], "ValueError", LENGTHS)
-    step.require(x.sizes[-1], y.sizes[-2], "ValueError", SIZES)
-    sizes = [x.sizes[-2], y.sizes[-1]]
-    is_total = node.op.total
-    if not is_total and max(x.ndim, y.ndim) == 3:
-        sizes = [x.sizes[0] if x.ndim == 3 else y.sizes[0], *sizes]
-    z = step.target(out, sizes)
-    plan = _whole_product(step, x, y, z, is_total)
-    if plan is not None:
-        write_product(step, *plan)
-    else:
-        if is_total:
-            write_copy(step, step.scalars.constant(0, out.type.dtype), z)
-        count = same(x.sizes[0] if x.ndim == 3 else y.sizes[0])
-        with step.writer.loop(0, step.value(count)) as t:
-            one, other, result = (_at_step(step, place, t) for place in (x, y, z))
-            write_product(step, one, other, result, more=is_total)
-    step.bind_place(out, z)
-
-
-def _at_step(step: Step, place: Place, t: Value) -> Place:
-    if place.ndim == 2:
-        return place
-    pointer = step.writer.offset(place.pointer, step.bytes(t, place.strides[0]))
-    return place.view(list(place.sizes[1:]), list(place.strides[1:]), pointer)
-
-
-def _stacked(step: Step, place: Place) -> Place | None:
-    """Return the matrices of all steps as one of more rows, if their rows follow one another."""
-    same, (count, rows, columns) = step.sizes.same, place.sizes
-    if same(rows) == 1:
-        return place.view([count, columns], [place.strides[0], place.strides[2]])
-    if same(place.strides[0]) != same(product(rows, place.strides[1])):
-        return None
-    return place.view([product(count, rows), columns], list(place.strides[1:]))
-
-
-def _turned(place: Place) -> Place:
-    """Return an array whose matrices are transposed."""
-    (*first, rows, columns), (*lead, row, column) = place.sizes, place.strides
-    return place.view([*first, columns, rows], [*lead, column, row])
-
-
-def _whole_product(
-    step: Step, x: Place, y: Place, z: Place, is_total: bool
-) -> tuple[Place, Place, Place] | None:
-    """Return the matrices of one product that is all of them, if there is one."""
-    if x.ndim == y.ndim == 2:
-        return x, y, z
-    if is_total:
-        # The columns of all `x`, and the rows of all `y`.
-        columns, rows = _stacked(step, _turned(x)), _stacked(step, y)
-        return None if columns is None or rows is None else (_turned(columns), rows, z)
-    if y.ndim == 2:
-        one, result = _stacked(step, x), _stacked(step, z)
-        return None if one is None or result is None else (one, y, result)
-    if x.ndim == 2:
-        one, result = _stacked(step, _turned(y)), _stacked(step, _turned(z))
-        return None if one is None or result is None else (one, _turned(x), result)
-    return None

@@ -21,7 +21,45 @@ from pytensor.tensor.special import Softmax
 
 from scanlib._compat import GER, thaw_graph
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.ops.row_ops.step_products import StepProducts
+from scanlib.ops.row_ops.step_products import LENGTHS, SIZES, StepProducts
+
+
+def _step_products(op: StepProducts, x: Variable, y: Variable) -> Variable:
+    """Return the products of the matrices of all steps, as few of them as possible.
+
+    The rows of the matrices of all steps are those of one matrix, and so are columns and rows in
+    ``Σ_t x_t y_t``.
+    """
+    if x.type.ndim == y.type.ndim == 3:
+        x = _checked(x, LENGTHS, x, 0, y, 0)
+    x = _checked(x, SIZES, x, -1, y, -2)
+    if op.total:
+        return pt.dot(_stacked(x.dimshuffle(0, 2, 1)).T, _stacked(y))
+    if y.type.ndim == 2:
+        z = pt.dot(_stacked(x), y) if x.type.ndim == 3 else pt.dot(x, y)
+        if x.type.ndim == 2 or x.type.shape[1] == 1:
+            return z if x.type.ndim == 2 else z[:, None, :]
+        return pt.reshape(z, (*x.shape[:2], y.shape[1]))
+    if x.type.ndim == 2 and y.type.shape[2] == 1:
+        return pt.dot(y[:, :, 0], x.T)[:, :, None]
+    return pt.matmul(x, y)
+
+
+def _checked(
+    value: Variable, text: str, x: Variable, axis: int, y: Variable, other: int
+) -> Variable:
+    """Return a value, with the check that axes of two arrays have one size."""
+    sizes = x.type.shape[axis], y.type.shape[other]
+    if None not in sizes and sizes[0] == sizes[1]:
+        return value
+    return CheckAndRaise(ValueError, text)(value, pt.eq(x.shape[axis], y.shape[other]))
+
+
+def _stacked(x: Variable) -> Variable:
+    """Return the matrices of all steps as one of more rows."""
+    if x.type.shape[1] == 1:
+        return x[:, 0, :]
+    return pt.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
 
 
 def _softmax(op: Softmax, x: Variable) -> Variable:
@@ -85,6 +123,7 @@ _MEANINGS: dict[Any, Callable[..., Variable]] = {
     Gemm: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
     Gemv: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
     BatchedDot: lambda op, x, y: StepProducts()(x, y) if _same_dtype(x, y) else pt.matmul(x, y),
+    StepProducts: _step_products,
     Softmax: _softmax,
     Argmax: _argmax,
     JoinDims: _join_dims,

@@ -411,6 +411,13 @@ def write_copy(
     if isinstance(source, Place):
         arrays.append(walked(step, source, target.sizes))
     sizes = collapse(step, arrays, target.sizes)
+    if isinstance(source, Place) and source.dtype == target.dtype and not combine:
+        item = itemsize(target.dtype)
+        if sizes and not isinstance(sizes[-1], int) and all(a.strides[-1] == item for a in arrays):
+            with over(step, arrays, sizes[:-1]):
+                to, of = (step.writer.offset(array.pointer, array.offset) for array in arrays)
+                step.writer.move(to, of, step.bytes(step.value(sizes[-1]), item))
+            return
 
     def copy(lanes: int) -> None:
         if isinstance(source, Place):

@@ -1,4 +1,4 @@
-r"""Products of matrices, ``C = A B`` and ``C += A B``.
+r"""Products of matrices, ``C = A B``.
 
     C[i, j] = Σ_k A[i, k] B[k, j]
 
@@ -26,9 +26,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from scanlib.kernels.language import (
-    BOOL,
     FLOATS,
     INT64,
     INTEGERS,
@@ -60,17 +60,14 @@ PIECE = 1 << SHIFT  # rows of `B` that are copied at once
 MATRIX = (POINTER, INT64, INT64)  # a pointer and both strides
 
 
-def multiply(
-    w: Writer, a: Matrix, b: Matrix, out: Matrix, more: bool = False, library: Library | None = None
-) -> None:
-    """Write ``out = a b``, or ``out += a b`` with `more`; sizes must fit.
+def multiply(w: Writer, a: Matrix, b: Matrix, out: Matrix, library: Library | None = None) -> None:
+    """Write ``out = a b``; sizes must fit.
 
     Parameters
     ----------
     w : Writer
     a, b, out : Matrix
         `out` shares no memory with the others.
-    more : bool, optional
     library : callable, optional
         Gives the addresses of BLAS routines; without it, none is called.
 
@@ -86,20 +83,20 @@ def multiply(
     sizes = out.rows, a.columns, out.columns
     form, turns = _form(a, b, out)
     if len(set(dtypes)) > 1 or a.itemsize < 4 or form == "plain":
-        _plain_product(w, a, b, out, more)
+        _plain_product(w, a, b, out)
         return
     static = all_known(sizes)
     if static is not None and out.dtype in FLOATS and 0 < min(static) <= max(static) <= TINIEST:
-        _write_tiny(w, a, b, out, more)
+        _write_tiny(w, a, b, out)
         return
     is_small = static is not None and static[0] * static[1] * static[2] <= LARGEST
     is_vector = 1 in (known(out.rows), known(out.columns))
     if turns:
         a, b, out = b.turned, a.turned, out.turned
     if library is None or is_small or is_vector or out.dtype not in FLOATS:
-        _product(w, a, b, out, more, form=form)
+        _product(w, a, b, out, form=form)
     else:
-        _library_product(w, a, b, out, more, library(routine_of("gemm", out.dtype)), form=form)
+        _library_product(w, a, b, out, library(routine_of("gemm", out.dtype)), form=form)
 
 
 @shared
@@ -109,12 +106,12 @@ def pack(w: Writer, b: Matrix, panels: Value) -> None:
     They have as many numbers as `B` with columns that fill tiles
     (K. Goto and R. van de Geijn, "Anatomy of high-performance matrix multiplication", 2008).
     """
-    _Product(w, register_bytes(), b, b, b, w.constant(False, BOOL)).pack(panels)
+    _Product(w, register_bytes(), b, b, b).pack(panels)
 
 
 def multiply_packed(w: Writer, a: Matrix, panels: Value, out: Matrix) -> None:
     """Write ``out = a b`` from the panels of `b`; rows of `out` are contiguous."""
-    _product(w, a, Matrix(panels, a.dtype, a.columns, out.columns, 0, 0), out, False, form="packed")
+    _product(w, a, Matrix(panels, a.dtype, a.columns, out.columns, 0, 0), out, form="packed")
 
 
 def panel_columns(dtype: str) -> int:
@@ -125,13 +122,13 @@ def panel_columns(dtype: str) -> int:
 # Tiny products
 
 
-def _write_tiny(w: Writer, a: Matrix, b: Matrix, out: Matrix, more: bool) -> None:
+def _write_tiny(w: Writer, a: Matrix, b: Matrix, out: Matrix) -> None:
     if known(out.columns) == 1 and known(out.rows) != 1:
         a, b, out = b.turned, a.turned, out.turned
     sizes = all_known((out.rows, a.columns, out.columns))
     assert sizes is not None
     sides = "".join("c" if _has_rows(matrix) else "s" for matrix in (b, out))
-    function = _tiny_product(out.dtype, (sizes[0], sizes[1], sizes[2]), sides, more)
+    function = _tiny_product(out.dtype, (sizes[0], sizes[1], sizes[2]), sides)
     w.call(function, *(value for matrix in (a, b, out) for value in matrix.values(w)))
 
 
@@ -141,7 +138,7 @@ def _has_rows(matrix: Matrix) -> bool:
 
 
 @cache
-def _tiny_product(dtype: str, sizes: tuple[int, int, int], sides: str, more: bool) -> Function:
+def _tiny_product(dtype: str, sizes: tuple[int, int, int], sides: str) -> Function:
     """Return the function of a product of known sizes.
 
     `sides` says of `B` and `C` whether their rows are contiguous, ``"c"``, or strided, ``"s"``.
@@ -157,10 +154,6 @@ def _tiny_product(dtype: str, sizes: tuple[int, int, int], sides: str, more: boo
             rows = [_gathered(w, vectors, b, b_row * k, b_column) for k in range(depth)]
         for i in range(m):
             total = None
-            if more and sides[1] == "c":
-                total = vectors.load(c, c_row * i)
-            elif more:
-                total = _gathered(w, vectors, c, c_row * i, c_column)
             for k, own in enumerate(rows):
                 factor = w.load(Type(dtype), a, a_row * i + a_column * k)
                 factor = factor if n == 1 else w.splat(factor, own.type.lanes)
@@ -174,7 +167,7 @@ def _tiny_product(dtype: str, sizes: tuple[int, int, int], sides: str, more: boo
                 w.store(c, c_row * i + c_column * j, item)
         return ()
 
-    name = f"product_{dtype}_{m}_{depth}_{n}_{sides}{'_more' if more else ''}"
+    name = f"product_{dtype}_{m}_{depth}_{n}_{sides}"
     return write_function(name, MATRIX * 3, write, is_shared=True)
 
 
@@ -199,12 +192,16 @@ def _gathered(w: Writer, vectors: SmallVectors, pointer: Value, start: Value, st
 
 
 def write_product(
-    w: Writer, a: Matrix, b: Matrix, out: Matrix, add: Matrix | None, mask: Matrix | None = None
+    w: Writer,
+    a: Matrix,
+    b: Matrix,
+    out: Matrix,
+    add: Matrix | None = None,
+    mask: Matrix | None = None,
 ) -> None:
     """Write ``out = a b + add``, number by number, of any dtypes.
 
-    Terms are left out where an item of a `mask` is false that has the sizes of `a`. `add` may be
-    `out`.
+    Terms are left out where an item of a `mask` is false that has the sizes of `a`.
     """
     half = parts_of(out.dtype)
     kind = Type(half or out.dtype)
@@ -238,30 +235,27 @@ def _terms(w: Writer, x: Number, y: Number, dtype: str) -> list[list[tuple[Value
 
 
 @shared
-def _plain_product(w: Writer, a: Matrix, b: Matrix, out: Matrix, more: Value) -> None:
-    with w.when(more) as choice:
-        write_product(w, a, b, out, out)
-    with w.otherwise(choice):
-        write_product(w, a, b, out, None)
+def _plain_product(w: Writer, a: Matrix, b: Matrix, out: Matrix) -> None:
+    write_product(w, a, b, out)
 
 
 # Products of any size
 
 
 @shared
-def _product(w: Writer, a: Matrix, b: Matrix, out: Matrix, more: Value, *, form: str) -> None:
+def _product(w: Writer, a: Matrix, b: Matrix, out: Matrix, *, form: str) -> None:
     """Write a product of numbers of one dtype in one form."""
     if form == "tiles":
-        _write_tiles(w, a, b, out, more)
+        _write_tiles(w, a, b, out)
     elif form == "narrow":
-        _Product(w, SMALL_REGISTER, a, b, out, more).tiles()
+        _Product(w, SMALL_REGISTER, a, b, out).tiles()
     elif form == "wide":
-        _Product(w, register_bytes(), a, b, out, more).tiles()
+        _Product(w, register_bytes(), a, b, out).tiles()
     elif form == "packed":
-        _Product(w, register_bytes(), a, b, out, more).packed_tiles()
+        _Product(w, register_bytes(), a, b, out).packed_tiles()
     else:
         columns, chains = (1, CHAINS) if form == "sum" else (CHAINS, 1)
-        _Product(w, register_bytes(), a, b, out, more).sums(columns, chains)
+        _Product(w, register_bytes(), a, b, out).sums(columns, chains)
 
 
 def _form(a: Matrix, b: Matrix, out: Matrix) -> tuple[str, bool]:
@@ -284,22 +278,20 @@ def _form(a: Matrix, b: Matrix, out: Matrix) -> tuple[str, bool]:
     return "sums" if is_short and are_side_by_side else "tiles", turns
 
 
-def _write_tiles(w: Writer, a: Matrix, b: Matrix, out: Matrix, more: Value) -> None:
+def _write_tiles(w: Writer, a: Matrix, b: Matrix, out: Matrix) -> None:
     """Write the choice between tiles of large vectors and of small ones."""
     (n,), item = sized(w, out.columns), out.itemsize
     with w.when((n >= SMALL_REGISTER // item) & (n < register_bytes() // item)) as choice:
-        _product(w, a, b, out, more, form="narrow")
+        _product(w, a, b, out, form="narrow")
     with w.otherwise(choice):
-        _product(w, a, b, out, more, form="wide")
+        _product(w, a, b, out, form="wide")
 
 
 class _Product:
     """Writes a product in one form, with vectors of some bytes."""
 
-    def __init__(
-        self, w: Writer, register: int, a: Matrix, b: Matrix, out: Matrix, more: Value
-    ) -> None:
-        self.w, self.dtype, self.item, self.more = w, out.dtype, out.itemsize, more
+    def __init__(self, w: Writer, register: int, a: Matrix, b: Matrix, out: Matrix) -> None:
+        self.w, self.dtype, self.item = w, out.dtype, out.itemsize
         self.vector = Type(self.dtype, register // self.item)
         self.width = VECTORS * self.vector.lanes
         self.a, self.a_row, self.a_column = a.values(w)
@@ -334,8 +326,8 @@ class _Product:
                     found = [x + y for x, y in zip(found[::2], found[1::2], strict=True)]
                 totals.append(w.local(sum_of_lanes(w, found[0])))
             self.add_rest(totals, whole, row, places)
-            targets = [i * self.c_row + j * self.c_column for j in numbers]
-            self.store_all(targets, [w.copy(total) for total in totals])
+            for j, total in zip(numbers, totals, strict=True):
+                w.store(self.c, i * self.c_row + j * self.c_column, w.copy(total))
 
     def add_rest(
         self, totals: Sequence[Local], start: Value, row: Value, columns: Sequence[Value]
@@ -347,13 +339,6 @@ class _Product:
             for column, total in zip(columns, totals, strict=True):
                 y = w.load(kind, column, k * self.item)
                 w.assign(total, multiply_add(w, x, y, w.copy(total)))
-
-    def store_all(self, places: Sequence[Value], values: Sequence[Value]) -> None:
-        """Write numbers of `C`, after all that there were are read: places may be the same."""
-        w, kind = self.w, Type(self.dtype)
-        olds = [w.select(self.more, w.load(kind, self.c, place), 0) for place in places]
-        for place, value, old in zip(places, values, olds, strict=True):
-            w.store(self.c, place, value + old)
 
     # Tiles
 
@@ -368,7 +353,7 @@ class _Product:
         start = w.select(self.m.equals(1) & has_rows, self.n & -wide, 0)
         with w.loop(0, start, wide) as j:
             rows = _Rows(w.offset(self.b, j * item), self.b_row, self.depth)
-            self.tile(rows, [self.a], [w.offset(self.c, j * item)], places, self.more)
+            self.tile(rows, [self.a], [w.offset(self.c, j * item)], places)
         with w.loop(start, self.n, width) as j:
             known, is_narrow, ends = self.columns_from(j)
             is_direct = ~(is_narrow | is_copied)
@@ -419,7 +404,7 @@ class _Product:
         """Write the tiles of `C` from column `j` on; the terms are from `k` on."""
         w, item, width = self.w, self.item, self.width
         known, is_narrow, ends = self.columns_from(j)
-        more = self.more | (k > 0)
+        more = k > 0
         with w.loop(0, self.m, ROWS) as i:
             a = w.offset(self.a, i * self.a_row + k * self.a_column)
             c = w.offset(self.c, i * self.c_row + j * item)
@@ -469,15 +454,19 @@ class _Product:
         factors: Sequence[Value],
         lines: Sequence[Value],
         ends: Sequence[Value],
-        more: Value,
+        more: Value | bool = False,
     ) -> None:
         """Write the vectors at `ends` of lines of `C`, given where they and those of `A` begin.
 
-        Vectors may have numbers in common: all are read before the first is written.
+        With `more`, what there is is added. Vectors may have numbers in common: all are read before
+        the first is written.
         """
         w, kind, vectors = self.w, self.vector, len(ends)
-        olds = [w.load(kind, line, at) for line in lines for at in ends]
-        totals = [w.local(w.select(more, old, 0)) for old in olds]
+        places = [(line, at) for line in lines for at in ends]
+        firsts: list[Any] = [0] * len(places)
+        if isinstance(more, Value):
+            firsts = [w.select(more, w.load(kind, *place), 0) for place in places]
+        totals = [w.local(first, kind) for first in firsts]
         with w.loop(0, rows.count) as k:
             start = k * rows.line
             items = [w.load(kind, rows.pointer, start + at) for at in ends]
@@ -485,8 +474,8 @@ class _Product:
                 factor = w.splat(w.load(Type(self.dtype), pointer, k * self.a_column), kind.lanes)
                 for item, total in zip(items, totals[r * vectors :], strict=False):
                     w.assign(total, multiply_add(w, factor, item, w.copy(total)))
-        for place, total in enumerate(totals):
-            w.store(lines[place // vectors], ends[place % vectors], w.copy(total))
+        for place, total in zip(places, totals, strict=True):
+            w.store(*place, w.copy(total))
 
 
 @dataclass
@@ -508,7 +497,7 @@ def multiply_add(w: Writer, x: Value, y: Value, z: Value) -> Value:
 
 @shared
 def _library_product(
-    w: Writer, a: Matrix, b: Matrix, out: Matrix, more: Value, routine: Value, *, form: str
+    w: Writer, a: Matrix, b: Matrix, out: Matrix, routine: Value, *, form: str
 ) -> None:
     """Write a product that may be large, by BLAS's routine then.
 
@@ -526,7 +515,7 @@ def _library_product(
         ]
         one = w.constant(1, out.type)
         factors = b.pointer, b_line, a.pointer, a_line
-        last = w.select(more, one, 0), out.pointer, line
+        last = w.constant(0, out.type), out.pointer, line
         call_library(w, routine, *letters, n, m, depth, one, *factors, *last)
     with w.otherwise(choice):
-        _product(w, a, b, out, more, form=form)
+        _product(w, a, b, out, form=form)

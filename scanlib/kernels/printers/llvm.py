@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import singledispatchmethod
 from hashlib import sha256
 from typing import Any
@@ -27,11 +28,10 @@ from scanlib.kernels import language as ir
 
 MOST_COPIES = 24  # of a function that is inlined: more would take long to compile
 
-MOST_ACCESSES = 100  # of memory, in a loop that LLVM compares with each other
-UNREAD = "%unread = alloca i8"
 LATCH = "latch_"  # begins the label of the end of each `for`
 _NAME = re.compile(r"%([\w.]+)")
-_ACCESS = re.compile(r"  (?:%[\w.]+ = load|store) [^%]*%(?![\w.]*\.slot\b)")
+_MADE = re.compile(r"  %([\w.]+) = ")
+_TRAPS = ("sdiv", "udiv", "srem", "urem")  # may stop the process: stay where they are
 _FLOAT = {"float32": "float", "float64": "double"}
 
 
@@ -222,7 +222,7 @@ class _Module:
     def define(self, head: str, body: _Body) -> None:
         self.definitions += [f"define {head} {self.attributes} {{", "entry:"]
         self.definitions += [f"  {line}" for line in body.slots]
-        self.definitions += ["  br label %start", "start:", *body.lines, "}"]
+        self.definitions += ["  br label %start", "start:", *_flat(body.lines), "}"]
 
     def declare(self, text: str) -> None:
         self.declarations[f"declare {text}"] = None
@@ -244,6 +244,9 @@ def _read(value: ir.Value, slot: int) -> list[str]:
 class _Body:
     """The instructions of one function.
 
+    What depends on nothing that a loop makes is written before the loop, and what an instruction
+    before has computed is not computed again.
+
     `reads` has the instructions that make values; they are written before the statement of the
     block that needs the value first.
     """
@@ -252,7 +255,11 @@ class _Body:
         self, module: _Module, block: ir.Block, reads: Mapping[str, list[str]] | None = None
     ) -> None:
         self.module = module
-        self.lines: list[str] = []
+        self.lines: list[Any] = []  # or lists of lines
+        self.before: list[list[Any]] = []  # each loop around this place, the outermost first
+        self.depths: dict[str, int] = {}  # how many loops are around what makes a value
+        self.known: list[tuple[int, dict[str, str]]] = [(0, {})]  # made in each block around
+        self.same: dict[ir.Value, str] = {}  # values that an instruction before has made
         self.slots: list[str] = []  # what is on the stack
         self.made: set[ir.Value] = set()
         self.count = 0
@@ -266,7 +273,7 @@ class _Body:
             start = len(self.lines)
             self.write(statement)
             if missing:
-                names = dict.fromkeys(_NAME.findall("\n".join(self.lines[start:])))
+                names = dict.fromkeys(_NAME.findall("\n".join(_flat(self.lines[start:]))))
                 needed = [name for name in names if name in missing]
                 self.lines[start:start] = [line for name in needed for line in missing.pop(name)]
 
@@ -274,6 +281,30 @@ class _Body:
 
     def line(self, text: str) -> None:
         self.lines.append(f"  {text}")
+        if made := _MADE.match(self.lines[-1]):
+            self.depths[made[1]] = len(self.before)
+
+    def compute(self, text: str, name: str = "") -> str:
+        """Write an instruction without effects, unless it is known; return the name of its result.
+
+        It stands before all loops that make none of its operands.
+        """
+        for _, known in self.known:
+            if text in known:
+                return known[text]
+        depth = len(self.before)
+        if not text.startswith(_TRAPS):
+            depth = max((self.depths.get(read, 0) for read in _NAME.findall(text)), default=0)
+        lines = [*self.before, self.lines][depth]
+        name = name or self.new()
+        lines.append(f"  {name} = {text}")
+        self.depths[name[1:]] = depth
+        next(known for own, known in reversed(self.known) if own == depth)[text] = name
+        return name
+
+    def make(self, result: ir.Value, text: str) -> None:
+        """Write the instruction of a result."""
+        self.same[result] = self.compute(text, f"%{result.name}")
 
     def label(self, name: str) -> None:
         self.lines.append(f"{name}:")
@@ -295,34 +326,29 @@ class _Body:
             name = self.new()
             self.line(f"{name} = load {type_text(value.type)}, ptr %{value.name}.slot")
             return name
-        return f"%{value.name}"
+        return self.same.get(value, f"%{value.name}")
 
     def address(self, pointer: ir.Value, offset: ir.Value) -> str:
         if isinstance(offset, ir.Constant) and offset.value == 0:
             return self.read(pointer)
-        name, texts = self.new(), (self.read(pointer), self.read(offset))
-        self.line(f"{name} = getelementptr i8, ptr {texts[0]}, i64 {texts[1]}")
-        return name
+        return self.compute(f"getelementptr i8, ptr {self.read(pointer)}, i64 {self.read(offset)}")
 
     # Statements
 
     def block(self, block: ir.Block) -> None:
+        self.known.append((len(self.before), {}))
         for statement in block.statements:
             self.write(statement)
+        self.known.pop()
 
-    def body_of_loop(self, block: ir.Block) -> None:
-        """Write the body of a loop; keep LLVM from comparing all its reads with all its writes.
-
-        LLVM looks for loads of what the last pass has stored, which takes more than the square of
-        their number, and gives up at a volatile read.
-        """
-        start = len(self.lines)
-        self.block(block)
-        accesses = [line for line in self.lines[start:] if _ACCESS.match(line)]
-        if len(accesses) > MOST_ACCESSES:
-            if UNREAD not in self.slots:
-                self.slots.append(UNREAD)
-            self.line(f"{self.new()} = load volatile i8, ptr %unread")
+    @contextmanager
+    def inside_loop(self) -> Iterator[None]:
+        """Write a loop; what `compute` moves out of it comes here."""
+        before: list[Any] = []
+        self.lines.append(before)
+        self.before.append(before)
+        yield
+        self.before.pop()
 
     @singledispatchmethod
     def write(self, statement: ir.Statement) -> None:
@@ -337,44 +363,46 @@ class _Body:
         self, operation: str, result: ir.Value, operands: tuple[ir.Value, ...], texts: list[str]
     ) -> None:
         """Write one operation."""
-        kinds, name = [value.type for value in operands], f"%{result.name}"
+        kinds = [value.type for value in operands]
         last, kind = kinds[-1], type_text(kinds[-1])
         columns = ir.OPERATIONS[operation].llvm.split("/")
         text = columns[0 if len(columns) == 1 or last.is_float else 1 if last.is_signed else 2]
         if operation == "fma" and not self.module.fused:
-            product = self.new()
-            self.line(f"{product} = fmul {kind} {texts[0]}, {texts[1]}")
-            self.line(f"{name} = fadd {kind} {product}, {texts[2]}")
+            product = self.compute(f"fmul {kind} {texts[0]}, {texts[1]}")
+            self.make(result, f"fadd {kind} {product}, {texts[2]}")
         elif operation == "not":
             ones = True if last.dtype == "bool" else ~np.dtype(last.dtype).type(0)
-            self.line(f"{name} = xor {kind} {texts[0]}, {constant_text(ir.Constant(last, ones))}")
-        elif operation == "copy":
-            self.line(f"{name} = {_same(last, texts[0])}")
+            self.make(result, f"xor {kind} {texts[0]}, {constant_text(ir.Constant(last, ones))}")
+        elif operation == "copy" or (operation == "cast" and last == result.type):
+            self.same[result] = texts[0]
         elif operation == "cast":
-            self.line(f"{name} = {_cast(kinds[0], result.type, texts[0])}")
+            self.make(result, _cast(last, result.type, texts[0]))
         elif operation == "splat":
-            self.splat(name, result.type, texts[0])
+            self.splat(result, texts[0])
         elif text.startswith("llvm."):
-            self.intrinsic(name, text, last, texts)
+            self.intrinsic(result, text, last, texts)
+        elif operation == "opaque":
+            self.line(f"%{result.name} = {text.format(*texts, k=kind)}")
         elif "{" in text:
             given = {"k": kind, "k0": type_text(kinds[0]), "r": type_text(result.type)}
             zero = "0" if last.lanes == 1 else "zeroinitializer"
-            self.line(f"{name} = {text.format(*texts, zero=zero, **given)}")
+            self.make(result, text.format(*texts, zero=zero, **given))
         else:
-            self.line(f"{name} = {text} {kind} {texts[0]}, {texts[1]}")
+            self.make(result, f"{text} {kind} {texts[0]}, {texts[1]}")
 
-    def intrinsic(self, name: str, intrinsic: str, type: ir.Type, texts: list[str]) -> None:
+    def intrinsic(self, result: ir.Value, name: str, type: ir.Type, texts: list[str]) -> None:
         kind, bits = type_text(type), 8 * type.itemsize
-        whole = f"{intrinsic}.f{bits}" if type.lanes == 1 else f"{intrinsic}.v{type.lanes}f{bits}"
+        whole = f"{name}.f{bits}" if type.lanes == 1 else f"{name}.v{type.lanes}f{bits}"
         self.module.declare(f"{kind} @{whole}({', '.join([kind] * len(texts))})")
         given = ", ".join(f"{kind} {text}" for text in texts)
-        self.line(f"{name} = call {kind} @{whole}({given})")
+        self.make(result, f"call {kind} @{whole}({given})")
 
-    def splat(self, name: str, type: ir.Type, text: str) -> None:
-        kind, item, first = type_text(type), type_text(ir.Type(type.dtype)), self.new()
-        self.line(f"{first} = insertelement {kind} undef, {item} {text}, i64 0")
+    def splat(self, result: ir.Value, text: str) -> None:
+        type = result.type
+        kind, item = type_text(type), type_text(ir.Type(type.dtype))
+        first = self.compute(f"insertelement {kind} undef, {item} {text}, i64 0")
         mask = f"<{type.lanes} x i32> zeroinitializer"
-        self.line(f"{name} = shufflevector {kind} {first}, {kind} undef, {mask}")
+        self.make(result, f"shufflevector {kind} {first}, {kind} undef, {mask}")
 
     @write.register
     def _(self, statement: ir.Load) -> None:
@@ -408,12 +436,19 @@ class _Body:
         self.line(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 3, i32 1)")
 
     @write.register
+    def _(self, statement: ir.Move) -> None:
+        pair = f"ptr {self.read(statement.pointer)}, ptr {self.read(statement.source)}"
+        self.module.declare("void @llvm.memmove.p0.p0.i64(ptr, ptr, i64, i1)")
+        count = self.read(statement.count)
+        self.line(f"call void @llvm.memmove.p0.p0.i64({pair}, i64 {count}, i1 false)")
+
+    @write.register
     def _(self, statement: ir.Shuffle) -> None:
         kind = type_text(statement.first.type)
         texts = [f"{kind} {self.read(value)}" for value in (statement.first, statement.second)]
         places = ", ".join(f"i32 {place}" for place in statement.places)
         mask = f"<{len(statement.places)} x i32> <{places}>"
-        self.line(f"%{statement.result.name} = shufflevector {', '.join(texts)}, {mask}")
+        self.make(statement.result, f"shufflevector {', '.join(texts)}, {mask}")
 
     @write.register
     def _(self, statement: ir.Scratch) -> None:
@@ -436,32 +471,35 @@ class _Body:
             self.read(statement.stop),
         )
         before = f"before_{head}"
-        self.line(f"br label %{before}")
-        self.label(before)
-        self.line(f"br label %{head}")
-        self.label(head)
-        self.line(f"%{index} = phi i64 [ {first}, %{before} ], [ %{index}.next, %{LATCH}{head} ]")
-        inside = self.new()
-        self.line(f"{inside} = icmp slt i64 %{index}, {last}")
-        self.line(f"br i1 {inside}, label %{body}, label %{end}")
-        self.label(body)
-        self.body_of_loop(statement.body)
-        self.line(f"br label %{LATCH}{head}")
-        self.label(f"{LATCH}{head}")
-        self.line(f"%{index}.next = add nsw i64 %{index}, {statement.step}")
-        self.line(f"br label %{head}")
+        with self.inside_loop():
+            self.line(f"br label %{before}")
+            self.label(before)
+            self.line(f"br label %{head}")
+            self.label(head)
+            pairs = f"[ {first}, %{before} ], [ %{index}.next, %{LATCH}{head} ]"
+            self.line(f"%{index} = phi i64 {pairs}")
+            inside = self.new()
+            self.line(f"{inside} = icmp slt i64 %{index}, {last}")
+            self.line(f"br i1 {inside}, label %{body}, label %{end}")
+            self.label(body)
+            self.block(statement.body)
+            self.line(f"br label %{LATCH}{head}")
+            self.label(f"{LATCH}{head}")
+            self.line(f"%{index}.next = add nsw i64 %{index}, {statement.step}")
+            self.line(f"br label %{head}")
         self.label(end)
 
     @write.register
     def _(self, statement: ir.While) -> None:
         head, body, end = self.names("while", "body", "end")
-        self.line(f"br label %{head}")
-        self.label(head)
-        self.block(statement.before)
-        self.line(f"br i1 {self.read(statement.condition)}, label %{body}, label %{end}")
-        self.label(body)
-        self.body_of_loop(statement.body)
-        self.line(f"br label %{head}")
+        with self.inside_loop():
+            self.line(f"br label %{head}")
+            self.label(head)
+            self.block(statement.before)
+            self.line(f"br i1 {self.read(statement.condition)}, label %{body}, label %{end}")
+            self.label(body)
+            self.block(statement.body)
+            self.line(f"br label %{head}")
         self.label(end)
 
     @write.register
@@ -546,18 +584,18 @@ class _Body:
         self.label(self.names("unreachable")[0])
 
 
-def _same(type: ir.Type, text: str) -> str:
-    """Return an instruction whose result is a value as it is."""
-    if type == ir.POINTER:
-        return f"getelementptr i8, ptr {text}, i64 0"
-    return f"bitcast {type_text(type)} {text} to {type_text(type)}"
+def _flat(lines: list[Any]) -> Iterator[str]:
+    """Yield lines, and those of lists among them."""
+    for line in lines:
+        if isinstance(line, str):
+            yield line
+        else:
+            yield from _flat(line)
 
 
 def _cast(old: ir.Type, new: ir.Type, text: str) -> str:
     """Return the instruction of a conversion."""
     before, after = type_text(old), type_text(new)
-    if old == new:
-        return _same(old, text)
     if new.dtype == "bool":
         zero = constant_text(ir.Constant(old, 0))
         return f"{'fcmp une' if old.is_float else 'icmp ne'} {before} {text}, {zero}"

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.compile.mode import get_mode, optdb, predefined_modes, predefined_optimizers
@@ -439,7 +439,8 @@ _TAGS_OF_MODES = {
 } - {"unsafe"}
 
 
-class Adopted(NamedTuple):
+@dataclass(frozen=True)
+class AdoptedLoop:
     """What became of a loop of `pytensor.scan`: `reason` is why it stayed, None if it did not."""
 
     name: str
@@ -450,18 +451,18 @@ class Adopted(NamedTuple):
 class AdoptionRecord(Feature):
     """What adoption did in a graph, kept with the graph for `scanlib.explain`."""
 
-    loops: list[Adopted] = field(default_factory=list)
+    loops: list[AdoptedLoop] = field(default_factory=list)
 
     def note(self, op: object, reason: str | None = None) -> None:
         """Remember what became of a loop: `reason` is why it stayed, None if it did not."""
-        entry = Adopted(legacy_name(op), reason)
+        entry = AdoptedLoop(legacy_name(op), reason)
         if reason is None or entry not in self.loops:
             self.loops.append(entry)
 
     def note_failure(self, fgraph: FunctionGraph, failure: RewriteFailure) -> None:
         """Remember that a loop stayed because adoption failed."""
         reason = f"of an error in scanlib, which is worth a report: {failure.error}"
-        self.loops.append(Adopted(loop_name(failure.loop) or "loop", reason))
+        self.loops.append(AdoptedLoop(loop_name(failure.loop) or "loop", reason))
 
 
 def legacy_name(op: object) -> str:
