@@ -399,6 +399,19 @@ def test_sum_of_late_values():
         np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
+def test_gradient_of_states_that_become_one_number():
+    """The matrix of the recurrence has one row, which stands for all."""
+    start = pt.vector("start", shape=(4,))
+
+    def step(h):
+        pair = pt.broadcast_to(h.sum(), (2,))
+        return 0.5 * pt.broadcast_to(pair.sum(), (4,))
+
+    out = scanlib.scan(step, None, [start], n_steps=3, return_updates=False)
+    function = compiled([start], [pytensor.grad(out.sum(), start)])
+    np.testing.assert_allclose(function(np.arange(4.0))[0], np.full(4, 84.0))
+
+
 LEFT_ALONE = {
     "the matrix reads the state": (
         lambda e, h, A: (A * h.sum()) @ h + e,

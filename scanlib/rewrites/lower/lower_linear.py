@@ -190,6 +190,9 @@ class LinearLowering:
         """Choose the form of the recurrence, and lay out what it reads."""
         recurrence, ndim = self.parts.recurrence, value_of(self.part).type.ndim
         matrix, has_time = self.over_time.value(recurrence.matrix)
+        if 1 in matrix.type.shape[-2:]:  # all states become the same, or are read alike
+            size = self.part_sizes()[recurrence.axis]
+            matrix = pt.broadcast_to(matrix, (*tuple(matrix.shape)[:-2], size, size))
         lead = int(has_time)
         others = [matrix.type.shape[lead + k] == 1 for k in range(ndim - 1)]
         state = [k for k in range(ndim) if k != recurrence.axis]
