@@ -10,6 +10,7 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.ops.graph import depends_on, substitute
 from scanlib.ops.loop import NonSequence
@@ -94,6 +95,8 @@ def _collect(variable: Variable, dependent: set[Variable], found: dict[Variable,
 
 def _worth_hoisting(variable: Variable) -> bool:
     node = variable.owner
+    if isinstance(node.op, Subtensor):
+        return bool(variable.type.ndim > 0)  # what remains may be elementwise
     if isinstance(node.op, _NOT_WORTH_IT) or getattr(node.op, "view_map", None):
         return False
     if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Second):
