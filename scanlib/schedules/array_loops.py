@@ -196,7 +196,8 @@ class ArrayLoop(Loop):
         Where an input is no array.
     """
 
-    def __init__(self, op: Scan) -> None:
+    def __init__(self, op: Scan, may_be_empty: bool = False) -> None:
+        self.may_be_empty = may_be_empty
         graph = thaw_graph(op.body)
         inline(graph)
         types = op.outer_input_types()
@@ -249,7 +250,7 @@ class PrepareArrays(Checks[ArrayLoop]):
 
     def kernel(self) -> Kernel:
         loop, w, words = self.loop, self.w, self.words
-        steps = self.checked_steps()
+        steps = self.checked_steps(loop.may_be_empty)
         write_checks(self, self.values, loop.checks, steps > 0)
         capacity = self.capacity(steps)
         self.write_dims(capacity, lambda k: [self.values.value(size) for size in loop.rows[k]])
@@ -483,15 +484,17 @@ class ArraysRun(TakesSteps[ArrayLoop]):
 CARRY = "a carry gets another shape"
 
 
-def array_program(op: Scan) -> LoopProgram:
+def array_program(op: Scan, may_be_empty: bool = False) -> LoopProgram:
     """Return the kernels of a loop whose steps work on arrays.
+
+    Histories that `may_be_empty` need no initial rows where there are no steps.
 
     Raises
     ------
     NoKernelError
         If an Op or a dtype of its body has none.
     """
-    loop = ArrayLoop(op)
+    loop = ArrayLoop(op, may_be_empty)
     run = ArraysRun(loop).kernel()
     prepare = PrepareArrays(loop).kernel()
     rings = any(map(loop.has_ring, range(loop.signature.n_states)))

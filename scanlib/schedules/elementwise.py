@@ -371,8 +371,11 @@ def checked_steps(kernel: TableReader[T], outer: OuterInputs, messages: Messages
 class Checks(TableReader[L]):
     """Writes the checks of a loop's inputs that all schedules have."""
 
-    def checked_steps(self) -> Value:
-        """Write the checks of steps and rows, and the loop's first words; return the steps."""
+    def checked_steps(self, may_be_empty: bool = False) -> Value:
+        """Write the checks of steps and rows, and the loop's first words; return the steps.
+
+        Loops whose histories `may_be_empty` need no initial rows for no steps.
+        """
         loop, w, words = self.loop, self.w, self.words
         steps = checked_steps(self, loop.outer, loop.messages)
         self.out.write_word(words.steps, steps)
@@ -382,7 +385,10 @@ class Checks(TableReader[L]):
             zip(loop.outer.initials, loop.signature.depths, strict=True)
         ):
             rows = self.dim(name, 0)
-            with w.when(rows.differs(depth)):
+            is_wrong = rows.differs(depth)
+            if may_be_empty:
+                is_wrong = is_wrong & ((steps > 0) | rows.differs(0))
+            with w.when(is_wrong):
                 message = loop.messages.initial_rows(i)
                 w.fail(loop.failure("InitialRowsError", message, 1), rows)
         return steps
@@ -407,7 +413,7 @@ class Checks(TableReader[L]):
                 dims = [capacity, *row_sizes(number - m)]
             if number < loop.signature.n_states:
                 rows: Value = self.w.constant(output.extra, INT64)
-                dims[0] = capacity + output.extra if output.grows else rows
+                dims[0] = capacity + dims[0] if output.grows else rows
             for axis, value in enumerate(dims):
                 self.out.write_word(self.words.outputs[number] + 1 + axis, value)
 
@@ -577,7 +583,7 @@ class Start(TableReader[Loop]):
     def copy_rows(self, i: int, target: Value, first: Value | int, backwards: bool = False) -> None:
         """Write the copy of a state's initial rows, to memory `first` bytes after an address."""
         name, depth = self.loop.outer.initials[i], self.loop.signature.depths[i]
-        with self.w.loop(0, self.w.constant(depth, INT64)) as k:
+        with self.w.loop(0, self.dim(name, 0)) as k:
             row = (depth - 1 - k if backwards else k) * self.storage.row_sizes[i]
             self.copy_array(target, row + first, name, k * self.storage.stride(name, 0), 1)
 

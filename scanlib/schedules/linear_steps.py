@@ -79,7 +79,7 @@ def linear_program(op: LinearScan, node: Apply, outer: str = "") -> LoopProgram:
         If kernels do not have the dtype.
     """
     if not _is_of_vectors(op):
-        return array_program(op.scan)
+        return array_program(op.scan, may_be_empty=not op.untraced)
     loop = Recurrence(op, node, outer)
     kernels = Kernels(Prepare(loop).kernel(), Start(loop).kernel(), (Run(loop).kernel(),))
     return LoopProgram(

@@ -428,7 +428,7 @@ LEFT_ALONE = {
     ),
     "minus inside a maximum": (
         lambda e, h, A: pt.max(A - h[:, None], axis=0) + e,
-        "reads the state",
+        "nonlinear in the state",
     ),
     "both sides": (lambda e, h, A: (A @ (h[:, None] @ h[None, :]))[0] + e, "nonlinear"),
     "sorted": (lambda e, h, A: A @ pt.sort(h) + e, "reads the state"),
