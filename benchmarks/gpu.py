@@ -68,11 +68,6 @@ def product(a: Any, b: Any, h: Any) -> Any:
     return (1 + a / 64) * h
 
 
-def lookup(a: Any, b: Any, h: Any) -> Any:
-    table = pt.constant((np.arange(16) / 8 - 1).astype(a.type.dtype))
-    return h / 2 + a * table[pt.minimum(pt.cast(abs(4 * b), "int64"), 15)]
-
-
 STEPS: dict[str, Callable[..., Any]] = {
     "affine": linear,
     "decay": decay,
@@ -82,7 +77,6 @@ STEPS: dict[str, Callable[..., Any]] = {
     "tanh": recurrent,
     "gated": gated,
     "until": linear,
-    "lookup": lookup,
 }
 # So many steps and channels that all schedules are taken, on devices of all sizes.
 SHAPES = [(0, 3), (1, 5), (1021, 7), (4097, 1), (70_000, 3), (300, 20_000), (9_001, 700)]

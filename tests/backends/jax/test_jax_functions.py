@@ -234,9 +234,9 @@ def check_integers_of_32_bits():
     nodes = function.maker.fgraph.toposort()
     loops = [node for node in nodes if isinstance(node.op, ElemwiseScan)]
     kernels = [is_compiled(node.op, node) for node in loops]
-    assert not pytensor.config.cxx or (len(kernels) >= 4 and all(kernels))
+    assert not pytensor.config.cxx or (len(kernels) >= 3 and all(kernels))
     program = jax.jit(function.vm.jit_fn).trace(*given).lower(lowering_platforms=("cuda",))
-    assert program.as_text().count(f"@{TARGET}") >= 4  # on CUDA devices as well
+    assert program.as_text().count(f"@{TARGET}") >= 3  # on CUDA devices as well
 
 
 @pytest.mark.slow
