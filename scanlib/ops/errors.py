@@ -2,8 +2,7 @@
 
 They are raised from compiled code too, where a message can only be a constant and its numbers
 travel beside it; the class puts them together. All are kinds of `ValueError`, but for
-`StepIndexError`, which is an `IndexError` as those of arrays are, and `SpecifiedShapeError`, an
-`AssertionError` as that of PyTensor's `specify_shape`.
+`SpecifiedShapeError`, an `AssertionError` as that of PyTensor's `specify_shape`.
 """
 
 BETWEEN = "\0"
@@ -26,12 +25,6 @@ class LoopError(ValueError):
         if BETWEEN in str(template):
             template = str(template).split(BETWEEN)[int(numbers.pop(0))]
         return str(template).format(*numbers) if numbers else str(template)
-
-
-class StepIndexError(IndexError):
-    """A step reads or writes a row at an index outside its length."""
-
-    __str__ = LoopError.__str__
 
 
 class SpecifiedShapeError(AssertionError):
