@@ -14,10 +14,10 @@ are, once. Inputs whose items are not in order of memory are copied, once, befor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.tensor.blockwise import Blockwise
@@ -403,6 +403,11 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         pointer = w.select(is_second, self.second[i].pointer, first.pointer)
         return first.view(list(first.sizes), list(first.strides), pointer)
 
+    @cached_property
+    def order(self) -> dict[Apply, int]:
+        """Which node of a step comes when."""
+        return {node: position for position, node in enumerate(self.loop.graph.toposort())}
+
     def stays(self, i: int) -> bool:
         """Whether the new value of a carry may be written over the old one.
 
@@ -421,9 +426,8 @@ class ArraysRun(TakesSteps[ArrayLoop]):
             )
             alone = [client for client, _ in graph.clients[carry]] == [node]
             return same and alone and len(node.outputs) == 1
-        order = {node: position for position, node in enumerate(graph.toposort())}
         while node is not None and isinstance(node.op, INDEX_WRITES):
-            if not overwrites(graph, node, order):
+            if not overwrites(graph, node, self.order):
                 return False
             if node.inputs[0] is carry:
                 return True

@@ -301,9 +301,9 @@ def _specified(value: Any, *sizes: Any) -> Any:
 
 def _on_numbers(node: Apply, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function of a node that takes numbers where its inputs are no tensors."""
-    if not any(isinstance(inp.type, ScalarType) for inp in node.inputs):
-        return function
     numbers = [isinstance(inp.type, ScalarType) for inp in node.inputs]
+    if not any(numbers):
+        return function
 
     def call(*values: Any) -> Any:
         given = zip(values, numbers, strict=True)

@@ -31,6 +31,7 @@ from scanlib.kernels.spans import Cell, itemsize, load_number, over_lanes, store
 REGISTER = 64  # bytes of the lanes of the widest dtype: of two registers
 FEWEST_LANES = 4
 MOST_UNROLLED = 4  # parts of a known number of items
+LONG_ROW = 1024  # bytes from which on a row is copied by the C library
 MOST_BY_ITEM = 8  # items of an array that are taken one by one where steps write one of them
 SHAPES = "Incompatible Elemwise input shapes, sizes {} and {} along axis "
 
@@ -404,20 +405,13 @@ def write_copy(
 ) -> None:
     """Write that an array of the target's sizes, or a number, is copied.
 
-    With `combine`, such as `added`, it is combined with what is there.
+    With `combine`, such as `added`, it is combined with what is there. `by_item` is as in `nest`.
     """
     write = walked(step, target, target.sizes)
     arrays = [write]
     if isinstance(source, Place):
         arrays.append(walked(step, source, target.sizes))
     sizes = collapse(step, arrays, target.sizes)
-    if isinstance(source, Place) and source.dtype == target.dtype and not combine:
-        item = itemsize(target.dtype)
-        if sizes and not isinstance(sizes[-1], int) and all(a.strides[-1] == item for a in arrays):
-            with over(step, arrays, sizes[:-1]):
-                to, of = (step.writer.offset(array.pointer, array.offset) for array in arrays)
-                step.writer.move(to, of, step.bytes(step.value(sizes[-1]), item))
-            return
 
     def copy(lanes: int) -> None:
         if isinstance(source, Place):
@@ -425,10 +419,22 @@ def write_copy(
         else:
             item = spread(step, source, lanes)
         item = step.scalars.number_as(item, target.dtype)
-        old = None if combine is None else write.load(step, lanes)
-        write.store(step, item if combine is None or old is None else combine(old, item))
+        write.store(step, combine(write.load(step, lanes), item) if combine else item)
 
-    nest(step, arrays, sizes, copy, by_item=by_item)
+    item = itemsize(target.dtype)
+    is_plain = isinstance(source, Place) and source.dtype == target.dtype and not combine
+    is_whole = is_plain and sizes and all(array.strides[-1] == item for array in arrays)
+    if not is_whole or isinstance(sizes[-1], int):
+        nest(step, arrays, sizes, copy, by_item=by_item)
+        return
+    w = step.writer
+    with over(step, arrays, sizes[:-1]):
+        count = step.bytes(step.value(sizes[-1]), item)
+        to, of = (w.offset(array.pointer, array.offset) for array in arrays)
+        with w.when(count >= LONG_ROW) as choice:
+            w.move(to, of, count)
+        with w.otherwise(choice):
+            innermost(step, arrays, sizes[-1], copy, by_item)
 
 
 def contiguous(step: Step, variable: Variable) -> Place:
