@@ -167,8 +167,6 @@ class LoopProgram:
         Outputs of a program in parts that are sums over the parts.
     may_stop : bool
         Whether outputs may have more rows than the result.
-    has_workspace : bool
-        Whether the workspace may have any bytes.
     progress : bool
         Whether its polls tell how far it is.
     """
@@ -182,7 +180,6 @@ class LoopProgram:
     functions: tuple[Apply | Routine, ...] = ()
     shared: tuple[int, ...] = ()
     may_stop: bool = False
-    has_workspace: bool = False
     progress: bool = field(default_factory=wants_progress)
 
     @property

@@ -285,8 +285,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         size: Value = self.w.constant(1, INT64)
         number = loop.loops.get((id(target), axis))
         if number is not None:
-            group = loop.groups_of_loops[number]
-            size = self.length(loop.plan.group_places(group, axis)[0], axis)
+            size = self.length(number)
         with self.w.loop(0, size) as index:
             self.indices.append(index)
             yield

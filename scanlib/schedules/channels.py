@@ -36,7 +36,7 @@ from scanlib.kernels.language import BOOL, INT64, Kernel, Type, Value, Writer
 from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, added, parts_of
 from scanlib.kernels.spans import LINE, Cell, load_number, parts, store_number, sum_of_lanes
 from scanlib.ops.lowered.channel_plan import Target
-from scanlib.schedules.elementwise import ElemwiseLoop, Storage
+from scanlib.schedules.elementwise import ElemwiseLoop
 from scanlib.schedules.step_by_step import TakesSteps
 
 DISTANCE = 4096  # how many bytes ahead rows are asked for
@@ -95,10 +95,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
     # The function
 
     def kernel(self) -> Kernel:
-        words = self.words
-        self.storage = Storage(self)
-        self.steps = self.out.number(words.steps, "steps")
-        self.begin = self.out.number(words.begin, "begin")
+        self.begin_steps()
         self.prepare_channels()
         self.read_locals()
         self.ahead = self.rows_ahead()
@@ -114,18 +111,14 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         loop, w = self.loop, self.w
         self.low: list[Value] = []
         self.high: list[Value] = []
-        part = parts = None
-        for level, group in zip(loop.axes_of_loops, loop.groups_of_loops, strict=True):
-            place = loop.plan.group_places(group, level)[0]
-            size = self.length(place, level)
+        for number, level in enumerate(loop.axes_of_loops):
+            low, high = w.as_value(0, INT64), self.length(number)
             if level == 0:
                 part = self.out.number(self.words.part, "part")
                 parts = self.out.number(self.words.parts, "parts")
-                self.low.append(w.apply("quotient", size * part, parts))
-                self.high.append(w.apply("quotient", size * (part + 1), parts))
-            else:
-                self.low.append(w.constant(0, INT64))
-                self.high.append(size)
+                low, high = (w.apply("quotient", high * k, parts) for k in (part, part + 1))
+            self.low.append(low)
+            self.high.append(high)
         last = loop.layout.ndim - 1
         self.fast: Value = w.constant(True, BOOL)
         for name, array in loop.arrays.items():
@@ -135,48 +128,10 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             plain = self.given_stride(name, axis).equals(array.itemsize)
             self.fast = self.fast & (plain | (self.dim(name, axis) <= 1))
 
-    def read_locals(self) -> None:
-        """Write locals for the states and carries without channels."""
-        loop = self.loop
-        self.registers: dict[tuple[int, int], Cell] = {}
-        for i, depth in enumerate(loop.signature.depths):
-            if not loop.is_local(i):
-                continue
-            for k in range(1, depth + 1):
-                place = self.register_place(i, k, self.begin)
-                value = self.load(f"h{i}", self.data(f"h{i}"), place)
-                self.registers[i, k] = Cell(self.w, value)
-        self.carries: dict[int, Cell] = {}
-        for i in range(loop.signature.n_carries):
-            if loop.is_local_carry(i):
-                self.carries[i] = Cell(self.w, self.load(f"c{i}", self.data(f"c{i}"), 0))
-
-    def register_place(self, i: int, k: int, begin: Value) -> Value:
-        """Return where the value of a local state, `k` steps back, is in its output."""
-        depth, size = self.loop.signature.depths[i], self.loop.arrays[f"h{i}"].itemsize
-        if self.loop.signature.untraced[i]:
-            row = k - 1 if self.loop.reverse else depth - k
-            return self.w.constant(row * size, INT64)
-        if self.loop.reverse:
-            return (self.steps - begin + (k - 1)) * size
-        return (begin + (depth - k)) * size
-
-    def write_locals(self) -> None:
-        """Write what locals hold to where the outputs are."""
-        loop = self.loop
-        for (i, k), cell in self.registers.items():
-            if loop.signature.untraced[i]:
-                place = self.register_place(i, k, self.begin)
-                store_number(self.w, self.data(f"h{i}"), place, cell.value)
-        for i, cell in self.carries.items():
-            store_number(self.w, self.data(f"c{i}"), 0, cell.value)
-
     # One step
 
-    def step(self, i: Value) -> None:
+    def step(self) -> None:
         loop = self.loop
-        self.i = i
-        self.t = self.steps - 1 - i if loop.reverse else i
         self.rows = self.rows_of_step()
         self.fetch_rows()
         for target in loop.plan.targets:
@@ -389,7 +344,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         if state is not None:
             i, offset = state
             if loop.is_local(i):
-                value = self.registers[i, -offset].value
+                value = self.registers[i][-offset - 1].value
             else:
                 value = self.load_item(f"h{i}", self.memory_of(i), self.rows[f"h{i}", offset])
         elif variable in loop.inner.carries:
@@ -453,9 +408,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         loop = self.loop
         if not loop.signature.untraced[i]:
             store_number(self.w, self.data(f"h{i}"), self.rows[f"h{i}"], value)
-        for k in range(loop.signature.depths[i], 1, -1):
-            self.registers[i, k].value = self.registers[i, k - 1].value
-        self.registers[i, 1].value = value
+        self.push(i, value)
 
     def add_to_total(self, target: Target, value: Number) -> None:
         total = self.totals[id(target)]

@@ -8,7 +8,7 @@ from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.schedules.blocks import BlocksRun
 from scanlib.schedules.channels import ChannelsRun
 from scanlib.schedules.chunks import ChunksRun, Then
-from scanlib.schedules.elementwise import ElemwiseLoop, Prepare, Start, workspace_rows
+from scanlib.schedules.elementwise import ElemwiseLoop, PrepareChannels, Start
 from scanlib.schedules.selection import can_chunk, schedule
 
 
@@ -29,16 +29,6 @@ def elementwise_program(op: ElemwiseScan) -> LoopProgram:
         then = Then(chunks).kernel()
     elif loop.by_blocks:
         run.append(BlocksRun(loop).kernel())
-    rows = any(workspace_rows(loop, i) for i in range(loop.signature.n_states))
-    return LoopProgram(
-        name=op.scan.name or "loop",
-        inputs=loop.inputs,
-        outputs=loop.outputs,
-        words=loop.words,
-        kernels=Kernels(Prepare(loop).kernel(), Start(loop).kernel(), tuple(run), then),
-        failures=loop.failures,
-        functions=tuple(loop.functions),
-        shared=tuple(loop.shared_sums()) if loop.slices > 1 else (),
-        may_stop=loop.signature.has_stop,
-        has_workspace=rows or loop.block_bytes > 0 or then is not None,
-    )
+    kernels = Kernels(PrepareChannels(loop).kernel(), Start(loop).kernel(), tuple(run), then)
+    shared = tuple(loop.shared_sums()) if loop.slices > 1 else ()
+    return loop.program(op.scan.name or "loop", kernels, shared=shared)

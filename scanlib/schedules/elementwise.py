@@ -6,30 +6,41 @@ A program of such a loop (`scanlib.kernels.program`) has one kernel `prepare`, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
-from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value
-from scanlib.kernels.program import ArrayType, Failure, Output, Routine, TableKernel, Words
+from scanlib.kernels.arrays.places import Workspace
+from scanlib.kernels.arrays.sizes import Check, Given, Size, Sizes, SizeValues, product, total
+from scanlib.kernels.language import INT64, POINTER, Block, Kernel, Type, Value
+from scanlib.kernels.program import (
+    ArrayType,
+    Failure,
+    Kernels,
+    LoopProgram,
+    Output,
+    Routine,
+    TableKernel,
+    Words,
+)
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import LINE
 from scanlib.kernels.thread_parts import wanted_threads
 from scanlib.ops.lowered.channel_plan import ChannelPlan, Place, Target
-from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan
+from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan, Layout
 from scanlib.ops.messages import Messages, title
 from scanlib.ops.scan import Scan
-from scanlib.ops.signature import OuterInputs
+from scanlib.ops.signature import BodyInputs, BodyOutputs, OuterInputs
 from scanlib.schedules.selection import MANY_STEPS, can_slice, few_channels, least_row
-from scanlib.schedules.turns import steps_of_a_turn
+from scanlib.schedules.turns import STEPS, steps_of_a_turn
 
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
@@ -60,16 +71,29 @@ class Tables:
     ----------
     types : sequence of Type
         Of the inputs.
+
+    Attributes
+    ----------
+    checks : list of Check
+        What must be so before the first step.
+    sizes : dict of int to tuple of Size
+        Of the outputs, or of the rows of stacked ones, by their numbers.
     """
 
     arrays: dict[str, Array]
     outputs: tuple[Output, ...]
     words: Words
+    lengths: list[Given]
+    rings: Sequence[int] = ()  # the states of which the workspace has rows
+    may_stop = False
 
     def __init__(self, types: Sequence[object]) -> None:
         self.failures: dict[int, Failure] = {}
         self.inputs = tuple(array_type(type) for type in types)
         self.functions: list[Apply | Routine] = []  # that no kernel has
+        self.checks: list[Check] = []
+        self.sizes: dict[int, tuple[Size, ...]] = {}
+        self.workspace = Workspace(Sizes())
 
     def failure(self, error: str, template: str, count: int = 0) -> int:
         """Return the code of a failure."""
@@ -79,6 +103,25 @@ class Tables:
                 return code
         self.failures[len(self.failures) + 1] = wanted
         return len(self.failures)
+
+    def program(self, name: str, kernels: Kernels, **more: Any) -> LoopProgram:
+        """Return the program of the kernels, which have been written."""
+        return LoopProgram(
+            name=name,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            words=self.words,
+            kernels=kernels,
+            failures=self.failures,
+            functions=tuple(self.functions),
+            may_stop=self.may_stop,
+            **more,
+        )
+
+    @property
+    def space(self) -> Size:
+        """How many bytes the workspace has besides the rows of states."""
+        return self.workspace.end
 
 
 class Loop(Tables):
@@ -91,67 +134,43 @@ class Loop(Tables):
         The body whose results the kernels compute.
     types : sequence of Type
         Of the loop's inputs.
+    layout : Layout, optional
+        Of the channels. Without one, rows are what they are in `graph`.
+
+    Attributes
+    ----------
+    work : Size
+        How many numbers a step computes, about.
     """
 
     by_channels, by_blocks = True, False
-    outer: OuterInputs
+    longest_turn = STEPS
+    work: Size = 1
 
-    def __init__(self, scan: Scan, graph: FunctionGraph, types: Sequence[object]) -> None:
+    def __init__(
+        self,
+        scan: Scan,
+        graph: FunctionGraph,
+        types: Sequence[object],
+        layout: Layout | None = None,
+    ) -> None:
         super().__init__(types)
         self.signature = scan.signature
         self.reverse = self.signature.reverse
-        self.grows = self.signature.has_stop and not self.reverse
+        self.may_stop = self.signature.has_stop
+        self.grows = self.may_stop and not self.reverse
         self.graph = graph
         self.inner = self.signature.split_body_inputs(graph.inputs)
         self.result = self.signature.split_body_outputs(graph.outputs)
         self.messages = Messages(self.signature, scan.labels, scan.name)
-
-    def has_ring(self, i: int) -> bool:
-        """Whether the last rows of a state that is not traced are kept in a ring."""
-        return self.signature.untraced[i]
-
-
-class ElemwiseLoop(Loop):
-    """An elementwise loop, and what its kernels need to know of it.
-
-    Parameters
-    ----------
-    op : ElemwiseScan
-    schedule : str
-        How its steps are taken, see `scanlib.schedules.selection.schedule`.
-    """
-
-    def __init__(self, op: ElemwiseScan, schedule: str) -> None:
-        super().__init__(op.scan, thaw_graph(op.body), op.outer_input_types())
-        self.op = op
-        self.by_channels = schedule != "blocks"
-        self.by_blocks = schedule in ("blocks", "by width")
-        self.block_bytes = 0  # of the memory that a part needs that runs in blocks
-        # How much of the workspace chunks of the steps have in common.
-        self.extra_bytes = 0
-        self.least_chunk = 1  # steps
-        self.layout = op.layout
-        self.plan = ChannelPlan(self.signature, self.layout, self.inner, self.result)
+        self.layout = layout = whole_rows(self.inner, self.result) if layout is None else layout
+        self.plan = ChannelPlan(self.signature, layout, self.inner, self.result)
         self.outer = self.plan.outer
+        self.arrays = {array.name: array for array in self._arrays()}
         self.outputs = tuple(self._outputs())
         self.words = Words(self.inputs, self.outputs, self.functions)
-        self.slices = wanted_threads() if can_slice(op) else 1
-        self.chunks = 1  # of the steps, each in a thread of its own
-        self.arrays = {array.name: array for array in self._arrays()}
-        self.loops: dict[tuple[int, int], int] = {}
-        self.axes_of_loops: list[int] = []
-        self.groups_of_loops: list[list[Target]] = []
-        self._number_loops(self.plan.targets, 0)
-
-    def _outputs(self) -> Iterator[Output]:
-        layout, signature = self.layout, self.signature
-        for i, axes in enumerate(layout.states):
-            kind = ArrayType(self.inner.taps[i][0].type.dtype, 1 + len(axes))
-            yield Output(kind, not signature.untraced[i], signature.depths[i])
-        for variable, axes in zip(self.inner.carries, layout.carries, strict=True):
-            yield Output(ArrayType(variable.type.dtype, len(axes)))
-        for variable, axes in zip(self.result.outputs, layout.outputs, strict=True):
-            yield Output(ArrayType(variable.type.dtype, 1 + len(axes)), grows=True)
+        if self.by_channels:
+            self.rings = list(filter(self.has_ring, range(self.signature.n_states)))
 
     def _arrays(self) -> Iterator[Array]:
         results = 0
@@ -160,32 +179,15 @@ class ElemwiseLoop(Loop):
             yield Array(name, is_output, results if is_output else int(name[1:]), dtype, axes, lead)
             results += is_output
 
-    def title_of(self, array: str) -> str:
-        """Return what messages call an input or a history."""
-        labels, outer = self.messages.labels, self.outer
-        groups = {
-            "state": ([f"h{i}" for i in range(self.signature.n_states)], labels.states),
-            "initial": (outer.initials, labels.states),
-            "sequence": (outer.sequences, labels.sequences),
-            "carry": (outer.carries, labels.carries),
-            "non-sequence": (outer.non_sequences, labels.non_sequences),
-        }
-        for kind, (arrays, names) in groups.items():
-            if array in arrays:
-                place = list(arrays).index(array)
-                return title(kind.replace("initial", "state"), place, names[place])
-        return "an array"
-
-    def _number_loops(self, targets: Sequence[Target], level: int) -> None:
-        """Give every loop over channels its number; a group without channels gets none."""
-        for group in self.plan.groups(targets, level):
-            if self.plan.group_places(group, level):
-                self.loops.update(
-                    {(id(target), level): len(self.axes_of_loops) for target in group}
-                )
-                self.axes_of_loops.append(level)
-                self.groups_of_loops.append(group)
-            self._number_loops(group, level + 1)
+    def _outputs(self) -> Iterator[Output]:
+        for array in self.arrays.values():
+            if array.is_output:
+                kind = ArrayType(array.dtype, array.lead + len(array.axes))
+                i = int(array.name[1:])
+                if array.name[0] == "h":
+                    yield Output(kind, not self.signature.untraced[i], self.signature.depths[i])
+                else:
+                    yield Output(kind, grows=array.name[0] == "z")
 
     def is_local(self, i: int) -> bool:
         """Whether a state lives in local variables."""
@@ -199,12 +201,137 @@ class ElemwiseLoop(Loop):
         """Whether the last rows of a state that is not traced are kept in a ring."""
         return self.signature.untraced[i] and not self.is_local(i)
 
+
+def whole_rows(inner: BodyInputs, result: BodyOutputs) -> Layout:
+    """Return the layout of a loop whose steps work on arrays: every axis is one of its own."""
+
+    def axes(variables: Iterable[Variable]) -> tuple[Axes, ...]:
+        return tuple(tuple(range(variable.type.ndim)) for variable in variables)
+
+    n_carries = len(inner.carries)
+    return Layout(
+        ndim=0,
+        sequences=axes(inner.rows),
+        states=axes(taps[0] for taps in inner.taps),
+        carries=axes(inner.carries),
+        non_sequences=axes(inner.non_sequences),
+        outputs=axes(result.outputs),
+        sums=(False,) * n_carries,
+        carry_reductions=((),) * n_carries,
+        output_reductions=((),) * len(result.outputs),
+    )
+
+
+class ElemwiseLoop(Loop):
+    """An elementwise loop, and what its kernels need to know of it.
+
+    Parameters
+    ----------
+    op : ElemwiseScan
+    schedule : str
+        How its steps are taken, see `scanlib.schedules.selection.schedule`.
+
+    Attributes
+    ----------
+    loops : dict of tuple to int
+        The number of the loop over channels in which a result is computed, by its `id` and axis.
+    axes_of_loops, lengths : list
+        The axis of each loop, and the size of an array that says how long it is.
+    """
+
+    def __init__(self, op: ElemwiseScan, schedule: str) -> None:
+        self.op = op
+        self.by_channels = schedule != "blocks"
+        self.by_blocks = schedule in ("blocks", "by width")
+        super().__init__(op.scan, thaw_graph(op.body), op.outer_input_types(), op.layout)
+        self.block_bytes = 0  # of the memory that a part needs that runs in blocks
+        # How much of the workspace chunks of the steps have in common.
+        self.extra_bytes = 0
+        self.least_chunk = 1  # steps
+        self.slices = wanted_threads() if can_slice(op) else 1
+        self.chunks = 1  # of the steps, each in a thread of its own
+        self.loops: dict[tuple[int, int], int] = {}
+        self.axes_of_loops: list[int] = []
+        self.lengths: list[Given] = []
+        self._number_loops(self.plan.targets, 0)
+        self.channels = total(*(product(*sizes) for sizes in self._channels()))
+        self.work = product(self.channels, max(len(self.graph.apply_nodes), 1))
+        m = len(self.outputs) - self.signature.n_outputs
+        for target in self.plan.targets:
+            if target.kind == "output":
+                self.sizes[m + target.number] = tuple(
+                    1 if axis is None else self.lengths[self.loops[id(target), axis]]
+                    for axis in target.axes
+                )
+
+    @property
+    def space(self) -> Size:
+        return self.block_bytes * max(self.slices, self.chunks) + self.extra_bytes
+
+    def _number_loops(self, targets: Sequence[Target], level: int) -> None:
+        """Give every loop over channels its number; a group without channels gets none."""
+        for group in self.plan.groups(targets, level):
+            places = self.plan.group_places(group, level)
+            if places:
+                self.loops.update(
+                    {(id(target), level): len(self.axes_of_loops) for target in group}
+                )
+                self.axes_of_loops.append(level)
+                self.lengths.append(self._length(places, level))
+            self._number_loops(group, level + 1)
+
+    def _length(self, places: Sequence[Place], level: int) -> Given:
+        """Return how long a loop is; note that all of its arrays have as many channels."""
+
+        def given(place: Place) -> Given:
+            axis = place.along(level)
+            assert axis is not None
+            return Given("dim", place.array, axis)
+
+        size = given(places[0])
+        for place in places[1:]:
+            own = given(place)
+            if place.owned is None:
+                titles = [f"axis {k.axis} of {self._title_of(k.array)}" for k in (size, own)]
+                error, text = "ValueError", self.messages.channel_sizes(*titles)
+                shown: tuple[Size, ...] = (size, own)
+            else:
+                text = self.messages.state_shape(place.owned, place.axes.index(level))
+                error, shown = "StepShapeError", (0, own, size)
+            self.checks.append(Check("ne", (own, size), error, text, shown))
+        return size
+
+    def _title_of(self, array: str) -> str:
+        """Return what messages call an input."""
+        labels, outer = self.messages.labels, self.outer
+        for kind, arrays, names in (
+            ("state", outer.initials, labels.states),
+            ("sequence", outer.sequences, labels.sequences),
+            ("carry", outer.carries, labels.carries),
+            ("non-sequence", outer.non_sequences, labels.non_sequences),
+        ):
+            if array in arrays:
+                place = list(arrays).index(array)
+                return title(kind, place, names[place])
+        raise KeyError(array)
+
+    def _channels(self) -> Iterator[list[Given]]:
+        """Yield the sizes of the channels that a group of results has."""
+        for group in self.plan.groups(self.plan.targets, 0):
+            deepest = max(group, key=lambda target: target.inner)
+            numbers = [self.loops.get((id(deepest), axis)) for axis in range(deepest.inner)]
+            yield [self.lengths[number] for number in numbers if number is not None]
+
+    def first_axes(self) -> list[Given]:
+        """Return the sizes of the first axes of all channels."""
+        axes = zip(self.axes_of_loops, self.lengths, strict=True)
+        return [length for axis, length in axes if axis == 0]
+
     def shared_sums(self) -> Iterator[int]:
         """Yield the outputs that are sums over the first axis: each slice has its own."""
-        first = {"state": 0, "output": self.signature.n_states + self.signature.n_carries}
         for target in self.plan.targets:
             if 0 in target.reduced:
-                yield first.get(target.kind, self.signature.n_states) + target.number
+                yield self.arrays[target.array].number
 
 
 def _types(node: Apply) -> list[str]:
@@ -252,11 +379,10 @@ class TableReader(Generic[T]):
         slot = self.base(array) + 1 + array.lead + len(array.axes) + axis
         return self.out.number(slot, f"{name}_stride{axis}")
 
-    def length(self, place: Place, level: int) -> Value:
-        """Return the length of an array along an axis of the channels, which it has."""
-        axis = place.along(level)
-        assert axis is not None
-        return self.dim(place.array, axis)
+    def length(self, number: int) -> Value:
+        """Return how long a loop over channels is."""
+        size = self.loop.lengths[number]
+        return self.dim(size.array, size.axis)
 
     # Functions outside
 
@@ -308,13 +434,12 @@ class Storage(Generic[L]):
         self.spaces: dict[int, Value] = {}
         self.row_sizes: dict[int, Value] = {}
         place: Value = w.constant(0, INT64)
-        for i in range(loop.signature.n_states):
-            rows = workspace_rows(loop, i)
+        for i, depth in enumerate(loop.signature.depths):
             self.row_sizes[i] = self.strides[f"h{i}", 0]
-            if rows:
+            if i in loop.rings:
                 workspace = kernel.out.word(kernel.words.workspace, POINTER, "workspace")
                 self.spaces[i] = w.offset(workspace, place)
-                place = place + self.row_sizes[i] * rows + 2 * LINE
+                place = place + self.row_sizes[i] * (depth + 1) + 2 * LINE
         self.end_of_spaces = place
 
     def stride(self, name: str, axis: int) -> Value:
@@ -368,193 +493,150 @@ def checked_steps(kernel: TableReader[T], outer: OuterInputs, messages: Messages
     return steps
 
 
-class Checks(TableReader[L]):
-    """Writes the checks of a loop's inputs that all schedules have."""
+def size_values(kernel: TableReader, before: Block, workspace: Workspace) -> SizeValues:
+    """Return what writes sizes into a kernel, in a block before all others."""
 
-    def checked_steps(self, may_be_empty: bool = False) -> Value:
-        """Write the checks of steps and rows, and the loop's first words; return the steps.
+    def given(size: Given) -> Value:
+        if size.kind == "dim":
+            return kernel.dim(size.array, size.axis)
+        if size.kind == "stride":
+            return kernel.given_stride(size.array, size.axis)
+        if size.kind == "part":
+            return workspace.value(size.axis, values)
+        array = kernel.loop.arrays[size.array]
+        return kernel.w.cast(kernel.w.load(Type(array.dtype), kernel.data(size.array)), "int64")
 
-        Loops whose histories `may_be_empty` need no initial rows for no steps.
-        """
+    values = SizeValues(kernel.w, given, lambda: kernel.w.inside(before))
+    return values
+
+
+class Preparing(TableReader[T]):
+    """Writes a kernel that checks the inputs and computes the sizes of everything."""
+
+    def __init__(self, loop: T) -> None:
+        super().__init__(loop, "prepare")
+        self.before = Block()
+        self.values = size_values(self, self.before, loop.workspace)
+
+    def write_words(self, values: dict[int, Value | int]) -> None:
+        for word, value in values.items():
+            self.out.write_word(word, value)
+
+    def write_checks(self, holds: Value) -> None:
+        """Write the checks of sizes, which are made where a condition holds."""
+        w, value = self.w, self.values.value
+        for check in self.loop.checks:
+            one, other = map(value, check.sizes)
+            wrong = one.differs(other) if check.operation == "ne" else one < other
+            with w.when(holds & wrong):
+                code = self.loop.failure(check.error, check.template, len(check.values))
+                w.fail(code, *map(value, check.values))
+
+    def finished(self) -> Kernel:
+        self.w.block.statements[:0] = self.before.statements
+        return self.out.kernel(runs_once=True)
+
+
+class Prepare(Preparing[L]):
+    """Writes that kernel of a loop, whose histories need no initial rows if they `may_be_empty`."""
+
+    def kernel(self, may_be_empty: bool = False) -> Kernel:
         loop, w, words = self.loop, self.w, self.words
         steps = checked_steps(self, loop.outer, loop.messages)
-        self.out.write_word(words.steps, steps)
-        for word in (words.begin, words.taken):
-            self.out.write_word(word, w.constant(0, INT64))
-        for i, (name, depth) in enumerate(
-            zip(loop.outer.initials, loop.signature.depths, strict=True)
-        ):
-            rows = self.dim(name, 0)
+        self.check_initial_rows(steps, may_be_empty)
+        self.write_checks(steps > 0)
+        capacity = steps
+        if loop.grows:
+            capacity = w.select(steps < FIRST_CAPACITY, steps, FIRST_CAPACITY)
+        self.write_dims(capacity)
+        rings = [
+            total(2 * LINE, product(loop.arrays[f"h{i}"].itemsize, depth + 1, *sizes))
+            for i, depth in enumerate(loop.signature.depths)
+            for _, *sizes in [self.initial_sizes(i)]
+            if i in loop.rings
+        ]
+        turn = steps_of_a_turn(w, self.values.value(loop.work), loop.longest_turn)
+        self.write_words(
+            {
+                words.steps: steps,
+                words.capacity: capacity,
+                words.begin: 0,
+                words.taken: 0,
+                words.workspace_size: self.values.value(total(*rings, loop.space)),
+                words.turn: turn,
+                words.part: 0,
+            }
+        )
+        self.write_words(self.parts(steps))
+        return self.finished()
+
+    def parts(self, steps: Value) -> dict[int, Value | int]:
+        """Write how many parts the loop is run in, and by which kernel."""
+        return {self.words.parts: 1, self.words.choice: 0}
+
+    def check_initial_rows(self, steps: Value, may_be_empty: bool) -> None:
+        loop, w = self.loop, self.w
+        for i, depth in enumerate(loop.signature.depths):
+            rows = self.dim(loop.outer.initials[i], 0)
             is_wrong = rows.differs(depth)
             if may_be_empty:
                 is_wrong = is_wrong & ((steps > 0) | rows.differs(0))
             with w.when(is_wrong):
                 message = loop.messages.initial_rows(i)
                 w.fail(loop.failure("InitialRowsError", message, 1), rows)
-        return steps
 
-    def capacity(self, steps: Value) -> Value:
-        """Write how many rows outputs that grow have at first."""
-        loop, w = self.loop, self.w
-        capacity = steps
-        if loop.grows:
-            capacity = w.select(steps < FIRST_CAPACITY, steps, FIRST_CAPACITY)
-        self.out.write_word(self.words.capacity, capacity)
-        return capacity
+    def initial_sizes(self, number: int) -> list[Size]:
+        """Return the sizes of what a state or a carry starts with."""
+        name = [*self.loop.outer.initials, *self.loop.outer.carries][number]
+        array = self.loop.arrays[name]
+        return [Given("dim", name, axis) for axis in range(array.lead + len(array.axes))]
 
-    def write_dims(self, capacity: Value, row_sizes: Callable[[int], list[Value]]) -> None:
-        """Write the dimensions of all outputs; `row_sizes` gives those of a stacked one's rows."""
+    def write_dims(self, capacity: Value) -> None:
+        """Write the dimensions of all outputs."""
         loop, m = self.loop, len(self.loop.outputs) - self.loop.signature.n_outputs
-        given = [*loop.outer.initials, *loop.outer.carries]
         for number, output in enumerate(loop.outputs):
-            if number < m:
-                dims = [self.dim(given[number], axis) for axis in range(output.type.ndim)]
-            else:
-                dims = [capacity, *row_sizes(number - m)]
-            if number < loop.signature.n_states:
+            is_given = number < m
+            sizes = self.initial_sizes(number) if is_given else loop.sizes[number]
+            dims = list(map(self.values.value, sizes))
+            if not is_given:
+                dims = [capacity, *dims]
+            elif number < loop.signature.n_states:
                 rows: Value = self.w.constant(output.extra, INT64)
                 dims[0] = capacity + dims[0] if output.grows else rows
             for axis, value in enumerate(dims):
                 self.out.write_word(self.words.outputs[number] + 1 + axis, value)
 
-    def space_bytes(self) -> Value:
-        """Write how many bytes the rows of states have that are kept in the workspace."""
-        total: Value = self.w.constant(0, INT64)
-        for i in range(self.loop.signature.n_states):
-            rows = workspace_rows(self.loop, i)
-            if rows:
-                total = total + self.row_bytes(i) * rows + 2 * LINE
-        return total
 
-    def row_bytes(self, i: int) -> Value:
-        name = self.loop.outer.initials[i]
-        array = self.loop.arrays[name]
-        size: Value = self.w.constant(array.itemsize, INT64)
-        for axis in range(len(array.axes)):
-            size = size * self.dim(name, axis + 1)
-        return size
+class PrepareChannels(Prepare[ElemwiseLoop]):
+    """Writes that kernel of an elementwise loop, which may be run in parts."""
 
-
-class Prepare(Checks[ElemwiseLoop]):
-    """Writes the kernel that checks the inputs and computes the sizes of everything."""
-
-    def __init__(self, loop: ElemwiseLoop) -> None:
-        super().__init__(loop, "prepare")
-
-    def kernel(self) -> Kernel:
-        steps = self.checked_steps()
-        sizes = self.sizes(steps)
-        self.write_dims(self.capacity(steps), lambda k: self.row_sizes(k, sizes))
-        self.write_workspace()
-        self.write_turn(sizes)
-        self.write_parts(steps, sizes)
-        self.write_choice(steps, sizes)
-        return self.out.kernel(runs_once=True)
-
-    def channels(self, sizes: list[Value]) -> tuple[Value, list[Value]]:
-        """Write how many channels the loops of a step have, and the sizes of their first axis."""
-        loop, w = self.loop, self.w
-        channels: Value = w.constant(0, INT64)
-        first = []
-        for group in loop.plan.groups(loop.plan.targets, 0):
-            deepest = max(group, key=lambda target: target.inner)
-            own = [loop.loops.get((id(deepest), axis)) for axis in range(deepest.inner)]
-            product: Value = w.constant(1, INT64)
-            for number in own:
-                product = product if number is None else product * sizes[number]
-            channels = channels + product
-            first += [sizes[number] for number in own[:1] if number is not None]
-        return channels, first
-
-    def write_turn(self, sizes: list[Value]) -> None:
-        channels, _ = self.channels(sizes)
-        work = channels * max(len(self.loop.graph.apply_nodes), 1)
-        self.out.write_word(self.words.turn, steps_of_a_turn(self.w, work))
-
-    def write_parts(self, steps: Value, sizes: list[Value]) -> None:
-        """Write how many slices of the channels there are, each in a thread of its own."""
-        loop, w = self.loop, self.w
-        if loop.chunks > 1:
-            self.write_chunks(steps)
-            return
-        self.out.write_word(self.words.part, w.constant(0, INT64))
-        parts: Value = w.constant(loop.slices, INT64)
-        if loop.slices > 1:
-            channels, most = self.channels(sizes)
-            enough = w.constant(config.scanlib__parallel_channels, INT64)
-            most.append(w.apply("quotient", channels * steps, enough))
-            most.append(w.apply("quotient", channels, w.constant(least_row(loop.op), INT64)))
-            for size in most:
-                parts = w.select(size < parts, size, parts)
-            parts = w.select(parts < 1, 1, parts)
-        self.out.write_word(self.words.parts, parts)
-
-    def write_chunks(self, steps: Value) -> None:
-        """Write how many chunks of the steps there are."""
+    def parts(self, steps: Value) -> dict[int, Value | int]:
         loop, w, words = self.loop, self.w, self.words
-        chunks = w.apply("quotient", steps, w.constant(loop.least_chunk, INT64))
-        chunks = w.select(chunks < loop.chunks, chunks, loop.chunks)
-        chunks = w.select(chunks < 1, 1, chunks)
-        for word in (words.chunks, words.parts):
-            self.out.write_word(word, chunks)
-        self.out.write_word(words.job, RUN)
-        self.out.write_word(words.part, 0)
-
-    def write_choice(self, steps: Value, sizes: list[Value]) -> None:
-        """Write whether the steps are taken in blocks: of few channels and many steps."""
-        loop, w = self.loop, self.w
-        choice: Value = w.constant(0, INT64)
-        if loop.by_channels and loop.by_blocks:
-            channels: Value = w.constant(1, INT64)
-            for axis in range(loop.layout.ndim):
-                number = loop.loops.get((id(loop.plan.targets[0]), axis))
-                channels = channels if number is None else channels * sizes[number]
+        if loop.chunks > 1:
+            chunks = w.apply("quotient", steps, w.constant(loop.least_chunk, INT64))
+            chunks = self.least(loop.chunks, [chunks])
+            return {words.chunks: chunks, words.parts: chunks, words.job: RUN, words.choice: 0}
+        parts: Value | int = 1
+        channels = self.values.value(loop.channels)
+        if loop.slices > 1:
+            work, least = config.scanlib__parallel_channels, least_row(loop.op)
+            most = [
+                w.apply("quotient", number, w.constant(enough, INT64))
+                for number, enough in ((channels * steps, work), (channels, least))
+            ]
+            parts = self.least(loop.slices, [*map(self.values.value, loop.first_axes()), *most])
+        choice: Value | int = 0
+        if loop.by_channels and loop.by_blocks:  # of few channels and many steps
             few = (channels <= few_channels(loop.op)) & (steps >= MANY_STEPS)
             choice = w.cast(few, "int64")
-        self.out.write_word(self.words.choice, choice)
+        return {words.parts: parts, words.choice: choice}
 
-    def sizes(self, steps: Value) -> list[Value]:
-        """Write the lengths of the loops over channels, and the checks that inputs agree."""
-        loop, found = self.loop, []
-        for level, group in zip(loop.axes_of_loops, loop.groups_of_loops, strict=True):
-            first, *others = loop.plan.group_places(group, level)
-            found.append(self.length(first, level))
-            for place in others:
-                self.check_size(first, place, level, steps)
-        return found
-
-    def check_size(self, first: Place, place: Place, level: int, steps: Value) -> None:
-        """Write the check that an array has as many channels as another."""
-        loop, w = self.loop, self.w
-        size, own = self.length(first, level), self.length(place, level)
-        with w.when((steps > 0) & own.differs(size)):
-            if place.owned is None:
-                names = [
-                    f"axis {p.along(level)} of {loop.title_of(p.array)}" for p in (first, place)
-                ]
-                code = loop.failure("ValueError", loop.messages.channel_sizes(*names), 2)
-                w.fail(code, size, own)
-            else:
-                message = loop.messages.state_shape(place.owned, place.axes.index(level))
-                code = loop.failure("StepShapeError", message, 3)
-                w.fail(code, w.constant(0, INT64), own, size)
-
-    def row_sizes(self, k: int, sizes: list[Value]) -> list[Value]:
-        """Return the dimensions of the rows of a stacked output."""
-        loop, one = self.loop, self.w.constant(1, INT64)
-        (target,) = (t for t in loop.plan.targets if t.kind == "output" and t.number == k)
-        loops = [None if a is None else loop.loops[id(target), a] for a in target.axes]
-        return [one if number is None else sizes[number] for number in loops]
-
-    def write_workspace(self) -> None:
-        loop = self.loop
-        total = self.space_bytes() + loop.block_bytes * max(loop.slices, loop.chunks)
-        self.out.write_word(self.words.workspace_size, total + loop.extra_bytes)
-
-
-def workspace_rows(loop: Loop, i: int) -> int:
-    """Return how many rows of a state the workspace has."""
-    return loop.signature.depths[i] + 1 if loop.by_channels and loop.has_ring(i) else 0
+    def least(self, number: int, others: list[Value]) -> Value:
+        """Return the least of some numbers, which is not below one."""
+        w, found = self.w, self.w.as_value(number, INT64)
+        for other in others:
+            found = w.select(other < found, other, found)
+        return w.select(found < 1, 1, found)
 
 
 class Start(TableReader[Loop]):
@@ -568,10 +650,9 @@ class Start(TableReader[Loop]):
         self.storage = storage = Storage(self)
         steps = self.out.number(self.words.steps, "steps")
         for i in range(signature.n_states):
-            rings = loop.by_channels and loop.has_ring(i)
-            if rings:  # it holds rows in the order of iteration, the latest one last
+            if i in loop.rings:  # it holds rows in the order of iteration, the latest one last
                 self.copy_rows(i, storage.spaces[i], 0, backwards=loop.reverse)
-            if not rings or loop.by_blocks:
+            if i not in loop.rings or loop.by_blocks:
                 behind = loop.reverse and not signature.untraced[i]
                 first = steps * storage.row_sizes[i] if behind else 0
                 self.copy_rows(i, self.data(f"h{i}"), first)

@@ -89,7 +89,6 @@ def linear_program(op: LinearScan, node: Apply, outer: str = "") -> LoopProgram:
         words=loop.words,
         kernels=kernels,
         failures=loop.failures,
-        has_workspace=True,
     )
 
 

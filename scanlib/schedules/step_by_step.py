@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from scanlib.kernels.language import BOOL, FULL, INT64, Local, Type, Value
+from scanlib.kernels.scalars import Number
+from scanlib.kernels.spans import Cell, load_number, store_number
 from scanlib.schedules.elementwise import L, Storage, TableReader, write_result
 from scanlib.schedules.turns import turns
 
@@ -18,6 +20,10 @@ class TakesSteps(TableReader[L]):
         The number of the step that is written, and its row in the arrays.
     stopped : Local
         Set by a step of a loop that may stop.
+    registers : dict of int to list of Cell
+        The latest values of the states that live in local variables, the last one first.
+    carries : dict of int to Cell
+        The carries that do.
     """
 
     storage: Storage[L]
@@ -28,8 +34,14 @@ class TakesSteps(TableReader[L]):
     turn: Local
     stopped: Local
 
-    def step(self, i: Value) -> None:
+    def step(self) -> None:
         raise NotImplementedError
+
+    def begin_steps(self) -> None:
+        """Write where everything is that the steps read and write."""
+        self.storage = Storage(self)
+        self.steps = self.out.number(self.words.steps, "steps")
+        self.begin = self.out.number(self.words.begin, "begin")
 
     def take_steps(self) -> Value:
         """Write all steps; return how many are taken by then."""
@@ -52,7 +64,12 @@ class TakesSteps(TableReader[L]):
         """Write all steps, with a chance to interrupt them now and then."""
         length = self.out.number(self.words.turn, "turn")
         with turns(self.w, self.turn, end, length) as (first, last), self.w.loop(first, last) as i:
-            self.step(i)
+            self.be_at(i)
+
+    def be_at(self, i: Value) -> None:
+        """Write one step."""
+        self.i, self.t = i, self.steps - 1 - i if self.loop.reverse else i
+        self.step()
 
     def steps_until(self, end: Value) -> None:
         w, length = self.w, self.out.number(self.words.turn, "turn")
@@ -65,7 +82,7 @@ class TakesSteps(TableReader[L]):
             w.loop_while(lambda: (w.copy(self.turn) < last) & ~stopped()),
         ):
             i = w.copy(self.turn)
-            self.step(i)
+            self.be_at(i)
             w.assign(self.turn, i + 1)
 
     # Rows of states
@@ -84,6 +101,49 @@ class TakesSteps(TableReader[L]):
     def memory_of(self, i: int) -> Value:
         """Return the memory that holds the rows of a state."""
         return self.storage.spaces[i] if self.loop.has_ring(i) else self.data(f"h{i}")
+
+    # States and carries in local variables
+
+    def read_locals(self) -> None:
+        """Write locals for the states and carries without channels."""
+        loop = self.loop
+
+        def read(name: str, place: Value | int) -> Cell:
+            number = load_number(self.w, loop.arrays[name].dtype, self.data(name), place)
+            return Cell(self.w, number)
+
+        self.registers = {
+            i: [read(f"h{i}", self.register_place(i, k)) for k in range(1, depth + 1)]
+            for i, depth in enumerate(loop.signature.depths)
+            if loop.is_local(i)
+        }
+        carries = filter(loop.is_local_carry, range(loop.signature.n_carries))
+        self.carries = {i: read(f"c{i}", 0) for i in carries}
+
+    def register_place(self, i: int, k: int) -> Value:
+        """Return where the value of a local state, `k` steps before the first, is in its output."""
+        depth, size = self.loop.signature.depths[i], self.loop.arrays[f"h{i}"].itemsize
+        if self.loop.signature.untraced[i]:
+            return self.w.constant((k - 1 if self.loop.reverse else depth - k) * size, INT64)
+        if self.loop.reverse:
+            return (self.steps - self.begin + (k - 1)) * size
+        return (self.begin + (depth - k)) * size
+
+    def push(self, i: int, value: Number) -> None:
+        """Write that a local state has its next value."""
+        cells = self.registers[i]
+        for later, cell in zip(cells[-2::-1], cells[:0:-1], strict=True):
+            cell.value = later.value
+        cells[0].value = value
+
+    def write_locals(self) -> None:
+        """Write what locals hold to where the outputs are."""
+        for i, cells in self.registers.items():
+            if self.loop.signature.untraced[i]:
+                for k, cell in enumerate(cells, 1):
+                    store_number(self.w, self.data(f"h{i}"), self.register_place(i, k), cell.value)
+        for i, cell in self.carries.items():
+            store_number(self.w, self.data(f"c{i}"), 0, cell.value)
 
     # After the last step
 
