@@ -13,7 +13,7 @@ are, once. Inputs whose items are not in order of memory are copied, once, befor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
@@ -38,7 +38,7 @@ from scanlib.kernels.arrays.meanings import inline, stands_for_others
 from scanlib.kernels.arrays.nests import deliver, write_copy
 from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
-from scanlib.kernels.language import BOOL, INT64, POINTER, Block, Kernel, Value
+from scanlib.kernels.language import POINTER, Block, Kernel, Value
 from scanlib.kernels.program import (
     UNFIT,
     ArrayType,
@@ -54,11 +54,10 @@ from scanlib.ops.scan import Scan
 from scanlib.schedules.elementwise import (
     Array,
     Loop,
-    Prepare,
-    Preparing,
     Start,
     TableReader,
     Tables,
+    prepare,
     size_values,
 )
 from scanlib.schedules.step_by_step import TakesSteps
@@ -176,7 +175,8 @@ class ArrayLoop(Loop):
 
     longest_turn = LONGEST_TURN
 
-    def __init__(self, op: Scan) -> None:
+    def __init__(self, op: Scan, may_be_empty: bool) -> None:
+        self.may_be_empty = may_be_empty
         graph = thaw_graph(op.body)
         inline(graph)
         super().__init__(op, graph, op.outer_input_types())
@@ -379,10 +379,9 @@ def array_program(op: Scan, may_be_empty: bool = False) -> LoopProgram:
     NoKernelError
         If an Op or a dtype of its body has none.
     """
-    loop = ArrayLoop(op)
+    loop = ArrayLoop(op, may_be_empty)
     run = ArraysRun(loop).kernel()
-    prepare = Prepare(loop).kernel(may_be_empty)
-    kernels = Kernels(prepare, Start(loop).kernel(), (run,))
+    kernels = Kernels(prepare(loop), Start(loop).kernel(), (run,))
     return loop.program(op.name or "loop", kernels)
 
 
@@ -412,6 +411,11 @@ class ArrayGraph(Tables):
                 name = f"{'z' if is_output else 'x'}{number}"
                 axes = tuple(range(kind.ndim))
                 self.arrays[name] = Array(name, is_output, number, kind.dtype, axes, 0)
+
+    def dims(self, number: int) -> Sequence[Size]:
+        """Return the dimensions of an output, its first row, and how many there are."""
+        dims = self.sizes[number]
+        return [*dims, 0, *dims[:1]]
 
 
 class GraphRun(TableReader[ArrayGraph]):
@@ -454,23 +458,6 @@ def _gives_items(graph: FunctionGraph, variable: Variable) -> bool:
     return all(isinstance(c.op, Subtensor) and c.outputs[0].type.ndim == 0 for c in clients)
 
 
-class PrepareGraph(Preparing[ArrayGraph]):
-    """Writes the kernel that checks the inputs and computes the sizes of everything."""
-
-    def kernel(self) -> Kernel:
-        graph, w, words = self.loop, self.w, self.words
-        self.write_checks(w.constant(True, BOOL))
-        for number, sizes in graph.sizes.items():
-            dims = list(map(self.values.value, sizes))
-            result = [w.constant(0, INT64), *dims[:1]]  # its first row, and how many there are
-            places = enumerate([*dims, *result], words.outputs[number] + 1)
-            self.write_words(dict(places))
-        self.write_words({words.workspace_size: self.values.value(graph.workspace.end)})
-        self.write_words(dict.fromkeys((words.steps, words.capacity, words.parts), 1))
-        self.write_words(dict.fromkeys((words.begin, words.taken, words.part, words.choice), 0))
-        return self.finished()
-
-
 def graph_program(graph: FunctionGraph, name: str = "graph") -> LoopProgram:
     """Return the kernels of a graph without loops.
 
@@ -489,5 +476,5 @@ def graph_program(graph: FunctionGraph, name: str = "graph") -> LoopProgram:
     tables = ArrayGraph(graph)
     run = GraphRun(tables).kernel()
     start = TableKernel("start").kernel(runs_once=True)
-    kernels = Kernels(PrepareGraph(tables).kernel(), start, (run,))
+    kernels = Kernels(prepare(tables), start, (run,))
     return tables.program(name, kernels, progress=False)

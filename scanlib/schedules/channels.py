@@ -32,9 +32,9 @@ import numpy as np
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
-from scanlib.kernels.language import BOOL, INT64, Kernel, Type, Value, Writer
-from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, added, parts_of
-from scanlib.kernels.spans import LINE, Cell, load_number, parts, store_number, sum_of_lanes
+from scanlib.kernels.language import BOOL, INT64, Kernel, Value, Writer
+from scanlib.kernels.scalars import Number, Scalars, added, parts_of
+from scanlib.kernels.spans import LINE, Total, halves, load_number, store_number, walk
 from scanlib.ops.lowered.channel_plan import Target
 from scanlib.schedules.elementwise import ElemwiseLoop
 from scanlib.schedules.step_by_step import TakesSteps
@@ -43,7 +43,6 @@ DISTANCE = 4096  # how many bytes ahead rows are asked for
 LONGEST_ROW = 8192  # bytes
 LEAST_BYTES = 1 << 21  # of all arrays: fewer stay in a cache
 REGISTER = 64  # bytes of the lanes of the widest dtype: of two registers
-FEWEST_LANES = 4
 
 
 def rows_ahead(w: Writer, steps: Value, sizes: Sequence[Value]) -> Value:
@@ -64,7 +63,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         super().__init__(loop, "channels")
         self.scalars = Scalars(self.w, self.call_outside)
         self.indices: list[Value] = []  # of the loops over channels that are open
-        self.totals: dict[int, Cell] = {}
+        self.totals: dict[int, Total] = {}
         inner, outer = loop.inner, loop.outer
         self.given_as = dict(zip(inner.rows, outer.sequences, strict=True))
         self.given_as |= zip(inner.non_sequences, outer.non_sequences, strict=True)
@@ -228,13 +227,15 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         totals = [t for t in targets if t.collected and t.level == level]
         for target in totals:
             zero = self.scalars.constant(0, self.wide(target))
-            self.totals[id(target)] = Cell(w, zero)
+            lanes = halves(self.lanes_of([target], target.inner - 1))
+            self.totals[id(target)] = Total(w, zero, lanes)
         values = [self.scalars.number(target.value) for target in here]
         for group in loop.plan.groups(targets, level):
             self.loop_over(level, group)
         self.write_values(list(zip(here, values, strict=True)))
         for target in totals:
-            value = self.converted(self.totals[id(target)].value, target.value.type.dtype)
+            whole = self.totals[id(target)].after()
+            value = self.scalars.number_as(whole, target.value.type.dtype)
             if target.kind == "sum":
                 value = added(self.read_place(target), value)
             self.write_place(target, value)
@@ -243,61 +244,23 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         """Write the loop over the channels of one group of results."""
         loop, w = self.loop, self.w
         number = loop.loops.get((id(group[0]), level))
-        if number is None:
-            self.indices.append(w.constant(0, INT64))
-            with self.scalars.scope():
-                self.level(level + 1, group)
-            self.indices.pop()
-            return
-        low, high = self.low[number], self.high[number]
-        lanes = self.lanes_of(group, level)
-        while lanes >= FEWEST_LANES:
-            middle = self.several(level, group, low, high, lanes)
-            if middle is None:
-                break
-            low, lanes = middle, lanes // 2
-        with w.loop(low, high) as index:
+
+        def write(index: Value, lanes: int) -> None:
             self.indices.append(index)
-            with self.scalars.scope():
-                self.level(level + 1, group)
-            self.indices.pop()
-
-    def several(
-        self, level: int, group: list[Target], low: Value, high: Value, lanes: int
-    ) -> Value | None:
-        """Write the loop over several channels at once; return where the rest begins.
-
-        None, and nothing is written, where an operation exists for single numbers only.
-        """
-        w, before = self.w, len(self.w.block.statements)
-        count = (high - low) & -lanes
-        middle = w.select(self.fast, low + count, low)
-        kept = dict(self.totals)
-        sums = [t for t in group if t.collected and t.inner == level + 1]
-        for target in sums:
-            zero = self.scalars.constant(0, self.wide(target))
-            assert isinstance(zero, Value)
-            kind = Type(zero.type.dtype, lanes)
-            self.totals[id(target)] = Cell(w, w.constant(0, kind))
-        try:
-            with w.loop(low, middle, lanes) as index:
-                self.indices.append(index)
-                self.scalars.lanes = lanes
+            self.scalars.lanes = lanes
+            try:
                 with self.scalars.scope():
                     self.level(level + 1, group)
-        except LanesError:
-            del w.block.statements[before:]
-            self.totals = kept
-            return None
-        finally:
-            self.scalars.lanes = 1
-            self.indices.pop()
-        collected = {id(t): self.totals[id(t)] for t in sums}
-        self.totals = kept
-        for target in sums:
-            (whole,) = parts(collected[id(target)].value)
-            self.add_to_total(target, sum_of_lanes(w, whole))
-        return middle
+            finally:
+                self.indices.pop()
+                self.scalars.lanes = 1
+
+        if number is None:
+            write(w.constant(0, INT64), 1)
+            return
+        low, high = self.low[number], self.high[number]
+        lanes, most = halves(self.lanes_of(group, level)), w.select(self.fast, high, low)
+        walk(w, low, high, lanes, write, most)
 
     def lanes_of(self, group: list[Target], level: int) -> int:
         """Return how many channels a loop takes at once."""
@@ -394,7 +357,8 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         loop = self.loop
         for target, value in values:
             if target.collected:
-                self.add_to_total(target, value)
+                value = self.scalars.number_as(value, self.wide(target))
+                self.totals[id(target)].add(self.scalars.spread(value))
                 continue
             spread = self.scalars.spread(value)
             if target.adds:
@@ -409,17 +373,6 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         if not loop.signature.untraced[i]:
             store_number(self.w, self.data(f"h{i}"), self.rows[f"h{i}"], value)
         self.push(i, value)
-
-    def add_to_total(self, target: Target, value: Number) -> None:
-        total = self.totals[id(target)]
-        lanes = total.locals[0].type.lanes
-        value = self.converted(value, self.wide(target))
-        if isinstance(value, Value) and value.type.lanes < lanes:
-            value = self.w.splat(value, lanes)
-        total.value = added(total.value, value)
-
-    def converted(self, value: Number, dtype: str) -> Number:
-        return value if isinstance(value, Pair) else self.w.cast(value, dtype)
 
     def wide(self, target: Target) -> str:
         """Return the dtype in which a sum over channels is collected, as PyTensor's sums are."""

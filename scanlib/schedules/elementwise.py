@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -19,8 +20,17 @@ from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
 from scanlib.kernels.arrays.places import Workspace
-from scanlib.kernels.arrays.sizes import Check, Given, Size, Sizes, SizeValues, product, total
-from scanlib.kernels.language import INT64, POINTER, Block, Kernel, Type, Value
+from scanlib.kernels.arrays.sizes import (
+    Check,
+    Given,
+    Size,
+    Sizes,
+    SizeValues,
+    combined,
+    product,
+    total,
+)
+from scanlib.kernels.language import BOOL, INT64, POINTER, Block, Kernel, Type, Value
 from scanlib.kernels.program import (
     ArrayType,
     Failure,
@@ -40,7 +50,7 @@ from scanlib.ops.messages import Messages, title
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import BodyInputs, BodyOutputs, OuterInputs
 from scanlib.schedules.selection import MANY_STEPS, can_slice, few_channels, least_row
-from scanlib.schedules.turns import STEPS, steps_of_a_turn
+from scanlib.schedules.turns import STEPS, WORK
 
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
@@ -74,8 +84,10 @@ class Tables:
 
     Attributes
     ----------
-    checks : list of Check
-        What must be so before the first step.
+    steps, capacity : Size
+        How many steps there are, and for how many of them outputs that grow have rows at first.
+    first_checks, checks : list of Check
+        What must be so before the first step: always, and where there is one.
     sizes : dict of int to tuple of Size
         Of the outputs, or of the rows of stacked ones, by their numbers.
     """
@@ -84,13 +96,15 @@ class Tables:
     outputs: tuple[Output, ...]
     words: Words
     lengths: list[Given]
-    rings: Sequence[int] = ()  # the states of which the workspace has rows
+    steps: Size = 1
+    capacity: Size = 1
     may_stop = False
 
     def __init__(self, types: Sequence[object]) -> None:
         self.failures: dict[int, Failure] = {}
         self.inputs = tuple(array_type(type) for type in types)
         self.functions: list[Apply | Routine] = []  # that no kernel has
+        self.first_checks: list[Check] = []
         self.checks: list[Check] = []
         self.sizes: dict[int, tuple[Size, ...]] = {}
         self.workspace = Workspace(Sizes())
@@ -118,10 +132,25 @@ class Tables:
             **more,
         )
 
-    @property
     def space(self) -> Size:
-        """How many bytes the workspace has besides the rows of states."""
+        """Return how many bytes the workspace has."""
         return self.workspace.end
+
+    def dims(self, number: int) -> Sequence[Size]:
+        """Return the dimensions of an output."""
+        return self.sizes[number]
+
+    def first_words(self) -> dict[int, Size]:
+        """Return what is in the table before the first step."""
+        words = self.words
+        found: dict[int, Size] = dict.fromkeys(
+            (words.begin, words.taken, words.part, words.choice), 0
+        )
+        found |= {words.steps: self.steps, words.capacity: self.capacity, words.parts: 1}
+        found[words.workspace_size] = self.space()
+        for number, first in enumerate(words.outputs):
+            found |= enumerate(self.dims(number), first + 1)
+        return found
 
 
 class Loop(Tables):
@@ -141,9 +170,12 @@ class Loop(Tables):
     ----------
     work : Size
         How many numbers a step computes, about.
+    rings : list of int
+        The states whose last rows are kept in the workspace.
     """
 
     by_channels, by_blocks = True, False
+    may_be_empty = False  # histories without initial rows, where there are no steps
     longest_turn = STEPS
     work: Size = 1
 
@@ -169,11 +201,55 @@ class Loop(Tables):
         self.arrays = {array.name: array for array in self._arrays()}
         self.outputs = tuple(self._outputs())
         self.words = Words(self.inputs, self.outputs, self.functions)
-        if self.by_channels:
-            self.rings = list(filter(self.has_ring, range(self.signature.n_states)))
+        states = range(self.signature.n_states)
+        self.rings = [i for i in states if self.by_channels and self.has_ring(i)]
+        self.steps, self.first_checks = counted_steps(self.outer, self.messages)
+        self.first_checks += map(self._check_of_rows, states)
+        self.capacity = self.steps
+        if self.grows:
+            self.capacity = combined("min", self.steps, FIRST_CAPACITY)
+
+    def _check_of_rows(self, i: int) -> Check:
+        """Return the check of a state's initial rows."""
+        rows, wanted = self.given_dims(i)[0], self.signature.depths[i]
+        found = rows
+        if self.may_be_empty:
+            empty = combined("equal", rows, 0, wanted, rows)
+            found = combined("equal", self.steps, 0, empty, rows)
+        message = self.messages.initial_rows(i)
+        return Check("ne", (found, wanted), "InitialRowsError", message, (rows,))
+
+    def given_dims(self, number: int) -> list[Size]:
+        """Return the dimensions of what a state or a carry starts with."""
+        name = [*self.outer.initials, *self.outer.carries][number]
+        array = self.arrays[name]
+        return [Given("dim", name, axis) for axis in range(array.lead + len(array.axes))]
+
+    def dims(self, number: int) -> Sequence[Size]:
+        output, n = self.outputs[number], self.signature.n_states
+        if number >= n + self.signature.n_carries:
+            return [self.capacity, *self.sizes[number]]
+        dims = self.given_dims(number)
+        if number < n:
+            dims[0] = total(self.capacity, dims[0]) if output.grows else output.extra
+        return dims
+
+    def space(self) -> Size:
+        rows = []
+        for i in self.rings:
+            itemsize, (_, *dims) = self.arrays[f"h{i}"].itemsize, self.given_dims(i)
+            rows.append(total(2 * LINE, product(itemsize, self.signature.depths[i] + 1, *dims)))
+        return total(super().space(), *rows)
+
+    def first_words(self) -> dict[int, Size]:
+        turn = combined("quotient", WORK, combined("max", self.work, 1))
+        turn = combined("max", combined("min", turn, self.longest_turn), 1)
+        return super().first_words() | {self.words.turn: turn}
 
     def _arrays(self) -> Iterator[Array]:
         results = 0
+        if self.outer.n_steps is not None:
+            yield Array(self.outer.n_steps, False, 0, self.inputs[0].dtype, (), 0)
         for name, dtype, lead, axes in self.plan.arrays():
             is_output = name[0] != "x"
             yield Array(name, is_output, results if is_output else int(name[1:]), dtype, axes, lead)
@@ -222,6 +298,25 @@ def whole_rows(inner: BodyInputs, result: BodyOutputs) -> Layout:
     )
 
 
+def counted_steps(outer: OuterInputs, messages: Messages) -> tuple[Size, list[Check]]:
+    """Return the number of steps, and the checks that keep every read inside its array.
+
+    `outer` has the names of the loop's arrays.
+    """
+    rows: list[Size] = [Given("dim", name, 0) for name in outer.sequences]
+    checks = []
+    if outer.n_steps is not None:
+        steps: Size = Given("value", outer.n_steps)
+        checks = [Check("lt", (steps, 0), "StepCountError", messages.negative_steps(), (steps,))]
+    else:
+        steps = reduce(partial(combined, "min"), rows)
+    for i, size in enumerate(rows):
+        if size != steps:
+            text = messages.sequence_length(i)
+            checks.append(Check("ne", (size, steps), "SequenceLengthError", text, (size, steps)))
+    return steps, checks
+
+
 class ElemwiseLoop(Loop):
     """An elementwise loop, and what its kernels need to know of it.
 
@@ -264,9 +359,32 @@ class ElemwiseLoop(Loop):
                     for axis in target.axes
                 )
 
-    @property
     def space(self) -> Size:
-        return self.block_bytes * max(self.slices, self.chunks) + self.extra_bytes
+        blocks = self.block_bytes * max(self.slices, self.chunks) + self.extra_bytes
+        return total(super().space(), blocks)
+
+    def first_words(self) -> dict[int, Size]:
+        words, found = self.words, super().first_words()
+        if self.chunks > 1:
+            chunks = self._parts(self.chunks, combined("quotient", self.steps, self.least_chunk))
+            return found | {words.chunks: chunks, words.parts: chunks, words.job: RUN}
+        if self.slices > 1:
+            work, least = config.scanlib__parallel_channels, least_row(self.op)
+            most = combined("quotient", product(self.channels, self.steps), work)
+            rows = combined("quotient", self.channels, least)
+            axes = zip(self.axes_of_loops, self.lengths, strict=True)
+            first = [length for axis, length in axes if axis == 0]
+            found[words.parts] = self._parts(self.slices, most, rows, *first)
+        if self.by_channels and self.by_blocks:  # in blocks, of few channels and many steps
+            few = combined("quotient", few_channels(self.op), self.channels)
+            found[words.choice] = combined(
+                "min", combined("min", few, combined("quotient", self.steps, MANY_STEPS)), 1
+            )
+        return found
+
+    def _parts(self, *numbers: Size) -> Size:
+        """Return the least of some numbers, which is not below one."""
+        return combined("max", reduce(partial(combined, "min"), numbers), 1)
 
     def _number_loops(self, targets: Sequence[Target], level: int) -> None:
         """Give every loop over channels its number; a group without channels gets none."""
@@ -321,11 +439,6 @@ class ElemwiseLoop(Loop):
             deepest = max(group, key=lambda target: target.inner)
             numbers = [self.loops.get((id(deepest), axis)) for axis in range(deepest.inner)]
             yield [self.lengths[number] for number in numbers if number is not None]
-
-    def first_axes(self) -> list[Given]:
-        """Return the sizes of the first axes of all channels."""
-        axes = zip(self.axes_of_loops, self.lengths, strict=True)
-        return [length for axis, length in axes if axis == 0]
 
     def shared_sums(self) -> Iterator[int]:
         """Yield the outputs that are sums over the first axis: each slice has its own."""
@@ -469,30 +582,6 @@ def write_result(kernel: TableReader[L], steps: Value, taken: Value) -> None:
         kernel.out.write_word(place + 1, rows)
 
 
-def checked_steps(kernel: TableReader[T], outer: OuterInputs, messages: Messages) -> Value:
-    """Write the number of steps, and the checks that keep every read inside its array.
-
-    `outer` has the names of the loop's arrays.
-    """
-    loop, w = kernel.loop, kernel.w
-    rows = [kernel.dim(name, 0) for name in outer.sequences]
-    if outer.n_steps is not None:
-        kind, base = loop.inputs[0], kernel.words.inputs[0]
-        address = kernel.out.word(base, POINTER, "n_steps")
-        steps = w.cast(w.load(Type(kind.dtype), address), "int64")
-        with w.when(steps < 0):
-            w.fail(loop.failure("StepCountError", messages.negative_steps(), 1), steps)
-    else:
-        steps = rows[0]
-        for size in rows[1:]:
-            steps = w.select(size < steps, size, steps)
-    for i, size in enumerate(rows):
-        with w.when(size.differs(steps)):
-            code = loop.failure("SequenceLengthError", messages.sequence_length(i), 2)
-            w.fail(code, size, steps)
-    return steps
-
-
 def size_values(kernel: TableReader, before: Block, workspace: Workspace) -> SizeValues:
     """Return what writes sizes into a kernel, in a block before all others."""
 
@@ -510,133 +599,29 @@ def size_values(kernel: TableReader, before: Block, workspace: Workspace) -> Siz
     return values
 
 
-class Preparing(TableReader[T]):
-    """Writes a kernel that checks the inputs and computes the sizes of everything."""
-
-    def __init__(self, loop: T) -> None:
-        super().__init__(loop, "prepare")
-        self.before = Block()
-        self.values = size_values(self, self.before, loop.workspace)
-
-    def write_words(self, values: dict[int, Value | int]) -> None:
-        for word, value in values.items():
-            self.out.write_word(word, value)
-
-    def write_checks(self, holds: Value) -> None:
-        """Write the checks of sizes, which are made where a condition holds."""
-        w, value = self.w, self.values.value
-        for check in self.loop.checks:
-            one, other = map(value, check.sizes)
-            wrong = one.differs(other) if check.operation == "ne" else one < other
-            with w.when(holds & wrong):
-                code = self.loop.failure(check.error, check.template, len(check.values))
-                w.fail(code, *map(value, check.values))
-
-    def finished(self) -> Kernel:
-        self.w.block.statements[:0] = self.before.statements
-        return self.out.kernel(runs_once=True)
+def write_checks(
+    kernel: TableReader, values: SizeValues, checks: Iterable[Check], holds: Value
+) -> None:
+    """Write the checks of sizes, which are made where a condition holds."""
+    w = kernel.w
+    for check in checks:
+        one, other = map(values.value, check.sizes)
+        wrong = one.differs(other) if check.operation == "ne" else one < other
+        with w.when(holds & wrong):
+            code = kernel.loop.failure(check.error, check.template, len(check.values))
+            w.fail(code, *map(values.value, check.values))
 
 
-class Prepare(Preparing[L]):
-    """Writes that kernel of a loop, whose histories need no initial rows if they `may_be_empty`."""
-
-    def kernel(self, may_be_empty: bool = False) -> Kernel:
-        loop, w, words = self.loop, self.w, self.words
-        steps = checked_steps(self, loop.outer, loop.messages)
-        self.check_initial_rows(steps, may_be_empty)
-        self.write_checks(steps > 0)
-        capacity = steps
-        if loop.grows:
-            capacity = w.select(steps < FIRST_CAPACITY, steps, FIRST_CAPACITY)
-        self.write_dims(capacity)
-        rings = [
-            total(2 * LINE, product(loop.arrays[f"h{i}"].itemsize, depth + 1, *sizes))
-            for i, depth in enumerate(loop.signature.depths)
-            for _, *sizes in [self.initial_sizes(i)]
-            if i in loop.rings
-        ]
-        turn = steps_of_a_turn(w, self.values.value(loop.work), loop.longest_turn)
-        self.write_words(
-            {
-                words.steps: steps,
-                words.capacity: capacity,
-                words.begin: 0,
-                words.taken: 0,
-                words.workspace_size: self.values.value(total(*rings, loop.space)),
-                words.turn: turn,
-                words.part: 0,
-            }
-        )
-        self.write_words(self.parts(steps))
-        return self.finished()
-
-    def parts(self, steps: Value) -> dict[int, Value | int]:
-        """Write how many parts the loop is run in, and by which kernel."""
-        return {self.words.parts: 1, self.words.choice: 0}
-
-    def check_initial_rows(self, steps: Value, may_be_empty: bool) -> None:
-        loop, w = self.loop, self.w
-        for i, depth in enumerate(loop.signature.depths):
-            rows = self.dim(loop.outer.initials[i], 0)
-            is_wrong = rows.differs(depth)
-            if may_be_empty:
-                is_wrong = is_wrong & ((steps > 0) | rows.differs(0))
-            with w.when(is_wrong):
-                message = loop.messages.initial_rows(i)
-                w.fail(loop.failure("InitialRowsError", message, 1), rows)
-
-    def initial_sizes(self, number: int) -> list[Size]:
-        """Return the sizes of what a state or a carry starts with."""
-        name = [*self.loop.outer.initials, *self.loop.outer.carries][number]
-        array = self.loop.arrays[name]
-        return [Given("dim", name, axis) for axis in range(array.lead + len(array.axes))]
-
-    def write_dims(self, capacity: Value) -> None:
-        """Write the dimensions of all outputs."""
-        loop, m = self.loop, len(self.loop.outputs) - self.loop.signature.n_outputs
-        for number, output in enumerate(loop.outputs):
-            is_given = number < m
-            sizes = self.initial_sizes(number) if is_given else loop.sizes[number]
-            dims = list(map(self.values.value, sizes))
-            if not is_given:
-                dims = [capacity, *dims]
-            elif number < loop.signature.n_states:
-                rows: Value = self.w.constant(output.extra, INT64)
-                dims[0] = capacity + dims[0] if output.grows else rows
-            for axis, value in enumerate(dims):
-                self.out.write_word(self.words.outputs[number] + 1 + axis, value)
-
-
-class PrepareChannels(Prepare[ElemwiseLoop]):
-    """Writes that kernel of an elementwise loop, which may be run in parts."""
-
-    def parts(self, steps: Value) -> dict[int, Value | int]:
-        loop, w, words = self.loop, self.w, self.words
-        if loop.chunks > 1:
-            chunks = w.apply("quotient", steps, w.constant(loop.least_chunk, INT64))
-            chunks = self.least(loop.chunks, [chunks])
-            return {words.chunks: chunks, words.parts: chunks, words.job: RUN, words.choice: 0}
-        parts: Value | int = 1
-        channels = self.values.value(loop.channels)
-        if loop.slices > 1:
-            work, least = config.scanlib__parallel_channels, least_row(loop.op)
-            most = [
-                w.apply("quotient", number, w.constant(enough, INT64))
-                for number, enough in ((channels * steps, work), (channels, least))
-            ]
-            parts = self.least(loop.slices, [*map(self.values.value, loop.first_axes()), *most])
-        choice: Value | int = 0
-        if loop.by_channels and loop.by_blocks:  # of few channels and many steps
-            few = (channels <= few_channels(loop.op)) & (steps >= MANY_STEPS)
-            choice = w.cast(few, "int64")
-        return {words.parts: parts, words.choice: choice}
-
-    def least(self, number: int, others: list[Value]) -> Value:
-        """Return the least of some numbers, which is not below one."""
-        w, found = self.w, self.w.as_value(number, INT64)
-        for other in others:
-            found = w.select(other < found, other, found)
-        return w.select(found < 1, 1, found)
+def prepare(loop: Tables) -> Kernel:
+    """Return the kernel that checks the inputs and computes the sizes of everything."""
+    kernel, before = TableReader(loop, "prepare"), Block()
+    values, w = size_values(kernel, before, loop.workspace), kernel.w
+    write_checks(kernel, values, loop.first_checks, w.constant(True, BOOL))
+    write_checks(kernel, values, loop.checks, values.value(loop.steps) > 0)
+    for word, size in loop.first_words().items():
+        kernel.out.write_word(word, values.value(size))
+    w.block.statements[:0] = before.statements
+    return kernel.out.kernel(runs_once=True)
 
 
 class Start(TableReader[Loop]):

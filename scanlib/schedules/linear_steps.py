@@ -29,7 +29,7 @@ from functools import partial
 
 from pytensor.graph.basic import Apply
 
-from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value
+from scanlib.kernels.language import BOOL, INT64, POINTER, Kernel, Type, Value
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
 from scanlib.kernels.linalg.products import write_product
 from scanlib.kernels.linalg.semiring_products import (
@@ -46,7 +46,14 @@ from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import LINE, itemsize
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.array_loops import array_program
-from scanlib.schedules.elementwise import Array, TableReader, Tables, checked_steps
+from scanlib.schedules.elementwise import (
+    Array,
+    TableReader,
+    Tables,
+    counted_steps,
+    size_values,
+    write_checks,
+)
 from scanlib.schedules.linear_vectors import LogSteps, VectorSteps, padded
 from scanlib.schedules.turns import steps_of_a_turn, turns
 
@@ -332,7 +339,10 @@ class Prepare(Table):
     def kernel(self) -> Kernel:
         loop, op, w, words = self.loop, self.op, self.w, self.words
         messages = loop.messages
-        steps = checked_steps(self, loop.names, messages)
+        count, checks = counted_steps(loop.names, messages)
+        values = size_values(self, w.block, loop.workspace)
+        steps = values.value(count)
+        write_checks(self, values, checks, w.constant(True, BOOL))
         rows = self.dim("initial", 0)
         is_wrong = rows.differs(1)
         if not op.untraced:
