@@ -14,9 +14,7 @@ are, once. Inputs whose items are not in order of memory are copied, once, befor
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 from pytensor.graph.basic import Apply, Variable
@@ -38,7 +36,7 @@ from scanlib.kernels.arrays.meanings import inline, stands_for_others
 from scanlib.kernels.arrays.nests import deliver, write_copy
 from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
-from scanlib.kernels.language import POINTER, Block, Kernel, Value
+from scanlib.kernels.language import Kernel, Value
 from scanlib.kernels.program import (
     UNFIT,
     ArrayType,
@@ -48,17 +46,16 @@ from scanlib.kernels.program import (
     TableKernel,
     Words,
 )
-from scanlib.kernels.scalars import Scalars
 from scanlib.kernels.spans import itemsize
 from scanlib.ops.scan import Scan
 from scanlib.schedules.elementwise import (
     Array,
     Loop,
-    Start,
     TableReader,
     Tables,
     prepare,
-    size_values,
+    start,
+    writing_step,
 )
 from scanlib.schedules.step_by_step import TakesSteps
 
@@ -73,11 +70,6 @@ def has_rule(op: Op) -> bool:
         return True
     core = op.core_op if isinstance(op, Blockwise) else op
     return any(kind in RULES for kind in type(core).__mro__)
-
-
-def items_of(array: Array) -> tuple[Size, ...]:
-    """Return the sizes of an input, or of its rows."""
-    return tuple(Given("dim", array.name, array.lead + axis) for axis in range(len(array.axes)))
 
 
 def copied_bytes(array: Array) -> Size:
@@ -97,37 +89,16 @@ def copied_bytes(array: Array) -> Size:
     return product(misplaced, size)
 
 
-@contextmanager
-def writing_step(kernel: Any, first: Value | int) -> Iterator[Step]:
-    """Write a step into a kernel, with a workspace that begins so many bytes after the program's.
-
-    What it needs to know before, its sizes and copies of inputs, comes first.
-    """
-    w, loop = kernel.w, kernel.loop
-    sizes, before = Block(), Block()
-    space = w.offset(kernel.out.word(kernel.words.workspace, POINTER, "workspace"), first)
-    memory, w.block.statements = w.block.statements, []
-    values = size_values(kernel, sizes, loop.workspace)
-    step = Step(w, kernel.scalars, values, space, before, loop.failure, kernel.routine)
-    step.workspace, step.sizes = loop.workspace, loop.workspace.sizes
-    yield step
-    loop.checks = step.sizes.checks
-    w.block.statements[:0] = [*memory, *sizes.statements, *before.statements]
-
-
 def place_input(kernel: TableReader, step: Step, array: Array, in_order: bool = True) -> Place:
     """Write where an input is, and its copy if its items have to be in order of memory."""
-    w, name = step.writer, array.name
-    axes = range(array.lead + len(array.axes))
-    sizes: list[Size] = [Given("dim", name, axis) for axis in axes]
-    strides: list[Size] = [Given("stride", name, axis) for axis in axes]
-    place = Place(kernel.data(name), array.dtype, tuple(sizes), tuple(strides))
+    w, sizes, strides = step.writer, array.dims, array.strides
+    place = Place(kernel.data(array.name), array.dtype, sizes, strides)
     if not array.axes or not in_order:
         return place
     size = copied_bytes(array)
     part = step.workspace.take(size, pinned=True)
     copy = w.offset(step.space, step.value(part.start))
-    own = step.sizes.contiguous_strides(place.itemsize, tuple(sizes))
+    own = step.sizes.contiguous_strides(place.itemsize, sizes)
     is_copied = step.value(size) > 0
     with w.when(is_copied):
         write_copy(step, place, Place(copy, place.dtype, place.sizes, own))
@@ -187,12 +158,11 @@ class ArraysRun(TakesSteps[ArrayLoop]):
 
     def __init__(self, loop: ArrayLoop) -> None:
         super().__init__(loop, "arrays")
-        self.scalars = Scalars(self.w, self.call_outside)
 
     def kernel(self) -> Kernel:
         loop = self.loop
         self.begin_steps()
-        with writing_step(self, self.storage.end_of_spaces) as self.body:
+        with writing_step(self, loop.end_of_rings) as self.body:
             self.body.messages = loop.messages.at_step(loop.inner)
             self.place_inputs()
             self.read_locals()
@@ -201,7 +171,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
             self.finish_carries(taken)
             self.finish(taken)
         loop.work = step_work(self.body, loop.graph)
-        return self.out.kernel()
+        return self.whole_kernel()
 
     # Before the first step
 
@@ -214,8 +184,8 @@ class ArraysRun(TakesSteps[ArrayLoop]):
                 self.given_places[name] = place_input(self, body, loop.arrays[name])
         self.second: dict[int, Place] = {}
         for i, name in enumerate(loop.outer.carries):
-            if items_of(loop.arrays[name]) and not self.stays(i):
-                self.second[i] = body.pinned(loop.arrays[name].dtype, items_of(loop.arrays[name]))
+            if loop.arrays[name].dims and not self.stays(i):
+                self.second[i] = body.pinned(loop.arrays[name].dtype, loop.arrays[name].dims)
 
     # One step
 
@@ -264,7 +234,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         """Return a row of a state's history."""
         loop, i = self.loop, int(name[1:])
         pointer = self.w.offset(self.memory_of(i), self.row_of(i, offset))
-        sizes = items_of(loop.arrays[loop.outer.initials[i]])
+        sizes = loop.given(i).dims[1:]
         return self.contiguous(pointer, loop.arrays[name].dtype, sizes)
 
     def contiguous(self, pointer: Value, dtype: str, sizes: tuple[Size, ...]) -> Place:
@@ -276,9 +246,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         """Return the buffer that holds a carry, or, one step ahead, the one for its next value."""
         loop, w = self.loop, self.w
         name = loop.outer.carries[i]
-        first = self.contiguous(
-            self.data(f"c{i}"), loop.arrays[name].dtype, items_of(loop.arrays[name])
-        )
+        first = self.contiguous(self.data(f"c{i}"), loop.arrays[name].dtype, loop.arrays[name].dims)
         if i not in self.second:
             return first
         is_second = ((self.i + ahead) & 1).differs(0)
@@ -362,7 +330,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         with w.when((taken & 1).differs(0)):
             for i, place in self.second.items():
                 array = loop.arrays[loop.outer.carries[i]]
-                output = self.contiguous(self.data(f"c{i}"), array.dtype, items_of(array))
+                output = self.contiguous(self.data(f"c{i}"), array.dtype, array.dims)
                 write_copy(self.body, place, output)
 
 
@@ -381,7 +349,7 @@ def array_program(op: Scan, may_be_empty: bool = False) -> LoopProgram:
     """
     loop = ArrayLoop(op, may_be_empty)
     run = ArraysRun(loop).kernel()
-    kernels = Kernels(prepare(loop), Start(loop).kernel(), (run,))
+    kernels = Kernels(prepare(loop), start(loop), (run,))
     return loop.program(op.name or "loop", kernels)
 
 
@@ -423,11 +391,10 @@ class GraphRun(TableReader[ArrayGraph]):
 
     def __init__(self, graph: ArrayGraph) -> None:
         super().__init__(graph, "graph")
-        self.scalars = Scalars(self.w, self.call_outside)
 
     def kernel(self) -> Kernel:
         graph = self.loop.graph
-        with writing_step(self, 0) as self.step:
+        with writing_step(self) as self.step:
             step = self.step
             with self.w.inside(step.before):
                 for number, variable in enumerate(graph.inputs):
@@ -442,7 +409,7 @@ class GraphRun(TableReader[ArrayGraph]):
             step.emit(graph)
             for out, goal in zip(graph.outputs, goals, strict=True):
                 deliver(step, out, goal)
-        return self.out.kernel()
+        return self.whole_kernel()
 
     def place(self, number: int, sizes: tuple[Size, ...]) -> Place:
         """Return where an output is; whoever asks first says how large it is."""
@@ -475,6 +442,6 @@ def graph_program(graph: FunctionGraph, name: str = "graph") -> LoopProgram:
     inline(graph)
     tables = ArrayGraph(graph)
     run = GraphRun(tables).kernel()
-    start = TableKernel("start").kernel(runs_once=True)
-    kernels = Kernels(prepare(tables), start, (run,))
+    nothing = TableKernel("start").kernel(runs_once=True)
+    kernels = Kernels(prepare(tables), nothing, (run,))
     return tables.program(name, kernels, progress=False)

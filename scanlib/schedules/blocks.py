@@ -41,7 +41,7 @@ from scanlib.kernels.language import (
     Writer,
 )
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.scalars import Number, Scalars, parts_of
+from scanlib.kernels.scalars import Number, parts_of
 from scanlib.kernels.spans import (
     LINE,
     Items,
@@ -58,7 +58,7 @@ from scanlib.ops.lowered.sums_first import elements_with_addend, sums_first
 from scanlib.recurrences import CLASSES, affine
 from scanlib.recurrences.block_scans import Block, Steps
 from scanlib.recurrences.coupled import History, scan_coupled
-from scanlib.schedules.elementwise import ElemwiseLoop, Storage, TableReader, write_result
+from scanlib.schedules.elementwise import ElemwiseLoop, TableReader, write_result
 from scanlib.schedules.quotients import Quotients, quotients_in
 from scanlib.schedules.selection import BLOCK
 from scanlib.schedules.shared_values import StepGraph, shared_values
@@ -115,7 +115,6 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
     def __init__(self, loop: ElemwiseLoop) -> None:
         super().__init__(loop, "blocks")
-        self.scalars = Scalars(self.w, self.call_outside)
         self.reverse, n = loop.reverse, loop.signature.n_states
         self.inner, self.result = loop.inner, loop.result
         recurrent = [part for r in loop.op.recurrences for part in r.parts]
@@ -204,18 +203,17 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                     dtype = self.dtype_of(recurrence.parts[0])
                     self.varying[number, k] = buffers.span(dtype, size)
 
-    def workspace(self) -> tuple[Value, Value]:
+    def own_memory(self) -> tuple[Value, Value]:
         """Write where the workspace is, and how far into it this part's memory begins."""
-        address = self.out.word(self.words.workspace, POINTER, "workspace")
         part = self.out.number(self.words.part, "part")
-        return address, part * self.buffers.size + self.storage.end_of_spaces
+        return self.workspace, part * self.buffers.size + self.value_of(self.loop.end_of_rings)
 
     def offset(self, name: str, lead: int) -> Value | int:
         """Return where the item of the channel is in a row of an array."""
         place: Value | int = 0
         for own, axis in enumerate(self.loop.arrays[name].axes):
             if axis is not None and axis < len(self.indices):
-                place = self.indices[axis] * self.storage.stride(name, own + lead) + place
+                place = self.indices[axis] * self.stride_of(name, own + lead) + place
         return place
 
     def number_of(self, name: str) -> Number:
@@ -231,14 +229,13 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         n = self.loop.signature.n_states
         if part >= n:
             return self.data(f"c{part - n}"), self.offset(f"c{part - n}", 0)
-        at = self.w.as_value(row, INT64) * self.storage.stride(f"h{part}", 0)
+        at = self.w.as_value(row, INT64) * self.stride_of(f"h{part}", 0)
         return self.data(f"h{part}"), at + self.offset(f"h{part}", 1)
 
     # The kernel
 
     def kernel(self) -> Kernel:
         w = self.w
-        self.storage = Storage(self)
         self.steps = self.out.number(self.words.steps, "steps")
         self.prepare_buffers()
         if not self.loop.layout.ndim:
@@ -249,8 +246,8 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
     def finished(self) -> Kernel:
         """Return the kernel that was written."""
-        self.loop.block_bytes = self.buffers.define(self.workspace)
-        return self.out.kernel(register_bytes())
+        self.loop.block_bytes = self.buffers.define(self.own_memory)
+        return self.whole_kernel(register_bytes())
 
     def write_blocks(self, first: Value, last: Value) -> None:
         """Write the loop over the blocks of some steps."""
@@ -363,7 +360,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def row_span(self, i: int) -> Span:
         """Return the rows of a sequence in this block: where they are, or a copy side by side."""
         w, name = self.w, self.loop.outer.sequences[i]
-        own, stride = self.row_buffers[i], self.storage.stride(name, 0)
+        own, stride = self.row_buffers[i], self.stride_of(name, 0)
         start = self.low * stride + self.offset(name, 1)
         apart = stride.differs(own.itemsize)
         with w.when(apart):
@@ -752,7 +749,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def write_output(self, number: int, j: Value) -> None:
         """Write an output of the block where several channels have it."""
         name = f"z{number}"
-        at = (self.low + j) * self.storage.stride(name, 0) + self.offset(name, 1)
+        at = (self.low + j) * self.stride_of(name, 0) + self.offset(name, 1)
         store_number(self.w, self.data(name), at, self.output_buffers[number].load(j))
 
     def for_each(self, write: Callable[[Value], None]) -> None:

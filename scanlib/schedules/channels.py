@@ -33,7 +33,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
 from scanlib.kernels.language import BOOL, INT64, Kernel, Value, Writer
-from scanlib.kernels.scalars import Number, Scalars, added, parts_of
+from scanlib.kernels.scalars import Number, added, parts_of
 from scanlib.kernels.spans import LINE, Total, halves, load_number, store_number, walk
 from scanlib.ops.lowered.channel_plan import Target
 from scanlib.schedules.elementwise import ElemwiseLoop
@@ -61,7 +61,6 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
 
     def __init__(self, loop: ElemwiseLoop) -> None:
         super().__init__(loop, "channels")
-        self.scalars = Scalars(self.w, self.call_outside)
         self.indices: list[Value] = []  # of the loops over channels that are open
         self.totals: dict[int, Total] = {}
         inner, outer = loop.inner, loop.outer
@@ -77,7 +76,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             if axis is None:
                 continue
             last = axis == self.loop.layout.ndim - 1 and self.scalars.lanes > 1
-            stride = array.itemsize if last else self.storage.stride(name, own + array.lead)
+            stride = array.itemsize if last else self.stride_of(name, own + array.lead)
             offset = self.indices[axis] * stride + offset
         return offset
 
@@ -101,7 +100,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         taken = self.take_steps()
         self.write_locals()
         self.finish(taken)
-        return self.out.kernel()
+        return self.whole_kernel()
 
     # Before the first step
 
@@ -144,9 +143,9 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         loop = self.loop
         rows: dict[str | tuple[str, int], Value] = {}
         for name in loop.outer.sequences:
-            rows[name] = self.t * self.storage.stride(name, 0)
+            rows[name] = self.t * self.stride_of(name, 0)
         for i in range(loop.signature.n_outputs):
-            rows[f"z{i}"] = self.t * self.storage.stride(f"z{i}", 0)
+            rows[f"z{i}"] = self.t * self.stride_of(f"z{i}", 0)
         for i in range(loop.signature.n_states):
             if not (loop.is_local(i) and loop.signature.untraced[i]):
                 rows[f"h{i}"] = self.row_of(i, 0)
@@ -167,7 +166,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             size: Value = w.constant(array.itemsize, INT64)
             for axis in range(array.lead, array.lead + len(array.axes)):
                 size = size * self.dim(name, axis)
-            stride = self.storage.stride(name, 0)
+            stride = self.stride_of(name, 0)
             dense = stride.equals(size) | stride.equals(-size)
             self.streams[name] = w.select(dense & (size >= LINE), size, 0)
         if not self.streams:
@@ -186,7 +185,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             for name, size in self.streams.items():
                 start = w.apply("quotient", size * part, parts)
                 stop = w.apply("quotient", size * (part + 1), parts)
-                first = row * self.storage.stride(name, 0)
+                first = row * self.stride_of(name, 0)
                 with w.loop(start, stop, LINE) as place:
                     w.prefetch(self.data(name), first + place)
 
@@ -209,9 +208,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             offset = self.rows[target.array]
             for own, axis in enumerate(array.axes):
                 if axis is not None:
-                    offset = (
-                        indices[axis] * self.storage.stride(target.array, own + array.lead) + offset
-                    )
+                    offset = indices[axis] * self.stride_of(target.array, own + array.lead) + offset
             store_number(self.w, self.data(target.array), offset, zero)
 
         loops(kept)

@@ -8,7 +8,7 @@ from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.schedules.blocks import BlocksRun
 from scanlib.schedules.channels import ChannelsRun
 from scanlib.schedules.chunks import ChunksRun, Then
-from scanlib.schedules.elementwise import ElemwiseLoop, Start, prepare
+from scanlib.schedules.elementwise import ElemwiseLoop, prepare, start
 from scanlib.schedules.selection import can_chunk, schedule
 
 
@@ -29,6 +29,6 @@ def elementwise_program(op: ElemwiseScan) -> LoopProgram:
         then = Then(chunks).kernel()
     elif loop.by_blocks:
         run.append(BlocksRun(loop).kernel())
-    kernels = Kernels(prepare(loop), Start(loop).kernel(), tuple(run), then)
+    kernels = Kernels(prepare(loop), start(loop), tuple(run), then)
     shared = tuple(loop.shared_sums()) if loop.slices > 1 else ()
     return loop.program(op.scan.name or "loop", kernels, shared=shared)

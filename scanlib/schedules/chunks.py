@@ -28,7 +28,7 @@ from scanlib.kernels.scalars import Number, added
 from scanlib.kernels.spans import Span, load_number, store_number
 from scanlib.recurrences.trust import WORDS
 from scanlib.schedules.blocks import BlocksRun
-from scanlib.schedules.elementwise import AFRESH, RUN, ElemwiseLoop, Storage, write_result
+from scanlib.schedules.elementwise import AFRESH, RUN, ElemwiseLoop, write_result
 
 LEAST_BLOCKS = 4  # of a chunk
 BLOCKS_TO_GUESS = 8  # blocks of a chunk for each one before it that is run
@@ -60,8 +60,8 @@ class ChunksRun(BlocksRun):
 
     # Memory
 
-    def workspace(self) -> tuple[Value, Value]:
-        address, place = super().workspace()
+    def own_memory(self) -> tuple[Value, Value]:
+        address, place = super().own_memory()
         return address, place + self.record * self.loop.chunks
 
     def output_of_sums(self, part: int) -> int | None:
@@ -87,9 +87,8 @@ class ChunksRun(BlocksRun):
 
     def kernel(self) -> Kernel:
         w, words = self.w, self.words
-        self.storage = Storage(self)
         self.steps = self.out.number(words.steps, "steps")
-        self.memory = self.out.word(words.workspace, POINTER, "workspace")
+        self.memory = self.workspace
         self.chunk = self.out.number(words.part, "part")
         self.chunks = self.out.number(words.chunks, "chunks")
         self.prepare_buffers()

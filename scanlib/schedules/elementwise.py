@@ -7,6 +7,7 @@ A program of such a loop (`scanlib.kernels.program`) has one kernel `prepare`, o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, Generic, TypeVar
@@ -19,7 +20,9 @@ from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
-from scanlib.kernels.arrays.places import Workspace
+from scanlib.kernels.arrays.array_step import Step
+from scanlib.kernels.arrays.nests import over, walked
+from scanlib.kernels.arrays.places import Place, Workspace
 from scanlib.kernels.arrays.sizes import (
     Check,
     Given,
@@ -41,10 +44,11 @@ from scanlib.kernels.program import (
     TableKernel,
     Words,
 )
-from scanlib.kernels.scalars import NoKernelError, parts_of
+from scanlib.kernels.scalars import NoKernelError, Scalars, parts_of
 from scanlib.kernels.spans import LINE
 from scanlib.kernels.thread_parts import wanted_threads
-from scanlib.ops.lowered.channel_plan import ChannelPlan, Place, Target
+from scanlib.ops.lowered import channel_plan
+from scanlib.ops.lowered.channel_plan import ChannelPlan, Target
 from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan, Layout
 from scanlib.ops.messages import Messages, title
 from scanlib.ops.scan import Scan
@@ -72,6 +76,19 @@ class Array:
     @property
     def itemsize(self) -> int:
         return int(np.dtype(self.dtype).itemsize)
+
+    @property
+    def dims(self) -> tuple[Size, ...]:
+        """Its sizes, with the axes before the channels'."""
+        axes = range(self.lead + len(self.axes))
+        return tuple(Given("dim", self.name, axis) for axis in axes)
+
+    @property
+    def strides(self) -> tuple[Size, ...]:
+        """Its strides; outputs are contiguous."""
+        if not self.is_output:
+            return tuple(Given("stride", self.name, axis) for axis in range(len(self.dims)))
+        return tuple(product(self.itemsize, *self.dims[k:]) for k in range(1, len(self.dims) + 1))
 
 
 class Tables:
@@ -170,8 +187,8 @@ class Loop(Tables):
     ----------
     work : Size
         How many numbers a step computes, about.
-    rings : list of int
-        The states whose last rows are kept in the workspace.
+    rings : dict of int to Size
+        Where in the workspace the last rows are of the states that have them there.
     """
 
     by_channels, by_blocks = True, False
@@ -201,17 +218,22 @@ class Loop(Tables):
         self.arrays = {array.name: array for array in self._arrays()}
         self.outputs = tuple(self._outputs())
         self.words = Words(self.inputs, self.outputs, self.functions)
-        states = range(self.signature.n_states)
-        self.rings = [i for i in states if self.by_channels and self.has_ring(i)]
+        self.rings: dict[int, Size] = {}
+        self.end_of_rings: Size = 0
+        for i, depth in enumerate(self.signature.depths):
+            if self.by_channels and self.has_ring(i):
+                self.rings[i] = self.end_of_rings
+                row = product(self.arrays[f"h{i}"].itemsize, *self.given(i).dims[1:])
+                self.end_of_rings = total(self.end_of_rings, product(depth + 1, row), 2 * LINE)
         self.steps, self.first_checks = counted_steps(self.outer, self.messages)
-        self.first_checks += map(self._check_of_rows, states)
+        self.first_checks += map(self._check_of_rows, range(self.signature.n_states))
         self.capacity = self.steps
         if self.grows:
             self.capacity = combined("min", self.steps, FIRST_CAPACITY)
 
     def _check_of_rows(self, i: int) -> Check:
         """Return the check of a state's initial rows."""
-        rows, wanted = self.given_dims(i)[0], self.signature.depths[i]
+        rows, wanted = self.given(i).dims[0], self.signature.depths[i]
         found = rows
         if self.may_be_empty:
             empty = combined("equal", rows, 0, wanted, rows)
@@ -219,27 +241,22 @@ class Loop(Tables):
         message = self.messages.initial_rows(i)
         return Check("ne", (found, wanted), "InitialRowsError", message, (rows,))
 
-    def given_dims(self, number: int) -> list[Size]:
-        """Return the dimensions of what a state or a carry starts with."""
-        name = [*self.outer.initials, *self.outer.carries][number]
-        array = self.arrays[name]
-        return [Given("dim", name, axis) for axis in range(array.lead + len(array.axes))]
+    def given(self, number: int) -> Array:
+        """Return what a state or a carry starts with."""
+        return self.arrays[[*self.outer.initials, *self.outer.carries][number]]
 
     def dims(self, number: int) -> Sequence[Size]:
         output, n = self.outputs[number], self.signature.n_states
         if number >= n + self.signature.n_carries:
             return [self.capacity, *self.sizes[number]]
-        dims = self.given_dims(number)
+        dims = self.given(number).dims
         if number < n:
-            dims[0] = total(self.capacity, dims[0]) if output.grows else output.extra
+            rows = total(self.capacity, dims[0]) if output.grows else output.extra
+            dims = (rows, *dims[1:])
         return dims
 
     def space(self) -> Size:
-        rows = []
-        for i in self.rings:
-            itemsize, (_, *dims) = self.arrays[f"h{i}"].itemsize, self.given_dims(i)
-            rows.append(total(2 * LINE, product(itemsize, self.signature.depths[i] + 1, *dims)))
-        return total(super().space(), *rows)
+        return total(self.end_of_rings, super().space())
 
     def first_words(self) -> dict[int, Size]:
         turn = combined("quotient", WORK, combined("max", self.work, 1))
@@ -398,10 +415,10 @@ class ElemwiseLoop(Loop):
                 self.lengths.append(self._length(places, level))
             self._number_loops(group, level + 1)
 
-    def _length(self, places: Sequence[Place], level: int) -> Given:
+    def _length(self, places: Sequence[channel_plan.Place], level: int) -> Given:
         """Return how long a loop is; note that all of its arrays have as many channels."""
 
-        def given(place: Place) -> Given:
+        def given(place: channel_plan.Place) -> Given:
             axis = place.along(level)
             assert axis is not None
             return Given("dim", place.array, axis)
@@ -473,6 +490,37 @@ class TableReader(Generic[T]):
         self.words = loop.words
         self.out = TableKernel(name)
         self.w = self.out.writer
+        self.scalars = Scalars(self.w, self.call_outside)
+        self.sizes = Block()  # which come before all that read them
+        self.size_values = SizeValues(self.w, self._given, lambda: self.w.inside(self.sizes))
+
+    def _given(self, size: Given) -> Value:
+        """Write what a size is made of."""
+        if size.kind == "dim":
+            return self.dim(size.array, size.axis)
+        if size.kind == "stride":
+            return self.given_stride(size.array, size.axis)
+        if size.kind == "part":
+            return self.loop.workspace.value(size.axis, self.size_values)
+        array = self.loop.arrays[size.array]
+        return self.w.cast(self.w.load(Type(array.dtype), self.data(size.array)), "int64")
+
+    def value_of(self, size: Size) -> Value:
+        return self.size_values.value(size)
+
+    def stride_of(self, name: str, axis: int) -> Value:
+        """Return the stride of an array's axis, counted with those before the channels'."""
+        return self.value_of(self.loop.arrays[name].strides[axis])
+
+    def whole_kernel(self, register: int = Kernel.register, runs_once: bool = False) -> Kernel:
+        """Return the kernel that has been written; see `Kernel`."""
+        self.w.block.statements[:0] = self.sizes.statements
+        return self.out.kernel(register, runs_once)
+
+    @property
+    def workspace(self) -> Value:
+        """The address of the workspace."""
+        return self.out.word(self.words.workspace, POINTER, "workspace")
 
     def base(self, array: Array) -> int:
         words = self.words.outputs if array.is_output else self.words.inputs
@@ -526,41 +574,6 @@ class TableReader(Generic[T]):
         return self.out.word(self.words.functions + place, POINTER, f"function{place}")
 
 
-class Storage(Generic[L]):
-    """The strides of a loop's arrays, and where the workspace of each state is.
-
-    They are written where the object is made.
-    """
-
-    def __init__(self, kernel: TableReader[L]) -> None:
-        self.kernel = kernel
-        loop, w = kernel.loop, kernel.w
-        self.strides: dict[tuple[str, int], Value] = {}
-        for name, array in loop.arrays.items():
-            if not array.is_output:
-                continue
-            step: Value = w.constant(array.itemsize, INT64)
-            for axis in reversed(range(array.lead + len(array.axes))):
-                self.strides[name, axis] = step
-                if axis:
-                    step = step * kernel.dim(name, axis)
-        self.spaces: dict[int, Value] = {}
-        self.row_sizes: dict[int, Value] = {}
-        place: Value = w.constant(0, INT64)
-        for i, depth in enumerate(loop.signature.depths):
-            self.row_sizes[i] = self.strides[f"h{i}", 0]
-            if i in loop.rings:
-                workspace = kernel.out.word(kernel.words.workspace, POINTER, "workspace")
-                self.spaces[i] = w.offset(workspace, place)
-                place = place + self.row_sizes[i] * (depth + 1) + 2 * LINE
-        self.end_of_spaces = place
-
-    def stride(self, name: str, axis: int) -> Value:
-        """Return the stride of an array's axis, counted with those before the channels'."""
-        known = self.strides.get((name, axis))
-        return known if known is not None else self.kernel.given_stride(name, axis)
-
-
 def write_result(kernel: TableReader[L], steps: Value, taken: Value) -> None:
     """Write which rows of the outputs are the result, or that too few steps were taken."""
     loop, w, words = kernel.loop, kernel.w, kernel.words
@@ -582,97 +595,74 @@ def write_result(kernel: TableReader[L], steps: Value, taken: Value) -> None:
         kernel.out.write_word(place + 1, rows)
 
 
-def size_values(kernel: TableReader, before: Block, workspace: Workspace) -> SizeValues:
-    """Return what writes sizes into a kernel, in a block before all others."""
-
-    def given(size: Given) -> Value:
-        if size.kind == "dim":
-            return kernel.dim(size.array, size.axis)
-        if size.kind == "stride":
-            return kernel.given_stride(size.array, size.axis)
-        if size.kind == "part":
-            return workspace.value(size.axis, values)
-        array = kernel.loop.arrays[size.array]
-        return kernel.w.cast(kernel.w.load(Type(array.dtype), kernel.data(size.array)), "int64")
-
-    values = SizeValues(kernel.w, given, lambda: kernel.w.inside(before))
-    return values
-
-
-def write_checks(
-    kernel: TableReader, values: SizeValues, checks: Iterable[Check], holds: Value
-) -> None:
+def write_checks(kernel: TableReader, checks: Iterable[Check], holds: Value) -> None:
     """Write the checks of sizes, which are made where a condition holds."""
-    w = kernel.w
+    w, value = kernel.w, kernel.value_of
     for check in checks:
-        one, other = map(values.value, check.sizes)
+        one, other = map(value, check.sizes)
         wrong = one.differs(other) if check.operation == "ne" else one < other
         with w.when(holds & wrong):
             code = kernel.loop.failure(check.error, check.template, len(check.values))
-            w.fail(code, *map(values.value, check.values))
+            w.fail(code, *map(value, check.values))
 
 
 def prepare(loop: Tables) -> Kernel:
     """Return the kernel that checks the inputs and computes the sizes of everything."""
-    kernel, before = TableReader(loop, "prepare"), Block()
-    values, w = size_values(kernel, before, loop.workspace), kernel.w
-    write_checks(kernel, values, loop.first_checks, w.constant(True, BOOL))
-    write_checks(kernel, values, loop.checks, values.value(loop.steps) > 0)
+    kernel = TableReader(loop, "prepare")
+    write_checks(kernel, loop.first_checks, kernel.w.constant(True, BOOL))
+    write_checks(kernel, loop.checks, kernel.value_of(loop.steps) > 0)
     for word, size in loop.first_words().items():
-        kernel.out.write_word(word, values.value(size))
-    w.block.statements[:0] = before.statements
-    return kernel.out.kernel(runs_once=True)
+        kernel.out.write_word(word, kernel.value_of(size))
+    return kernel.whole_kernel(runs_once=True)
 
 
-class Start(TableReader[Loop]):
-    """Writes the kernel that copies what outputs start with."""
+@contextmanager
+def writing_step(kernel: TableReader, first: Size = 0) -> Iterator[Step]:
+    """Write a step into a kernel; its part of the workspace begins so many bytes after the start.
 
-    def __init__(self, loop: Loop) -> None:
-        super().__init__(loop, "start")
+    What is done before the first step comes first.
+    """
+    w, loop, before = kernel.w, kernel.loop, Block()
+    space = w.offset(kernel.workspace, kernel.value_of(first))
+    memory, w.block.statements = w.block.statements, []
+    step = Step(w, kernel.scalars, kernel.size_values, space, before, loop.failure, kernel.routine)
+    step.workspace, step.sizes = loop.workspace, loop.workspace.sizes
+    yield step
+    loop.checks += step.sizes.checks
+    w.block.statements[:0] = [*memory, *before.statements]
 
-    def kernel(self) -> Kernel:
-        loop, w, signature = self.loop, self.w, self.loop.signature
-        self.storage = storage = Storage(self)
-        steps = self.out.number(self.words.steps, "steps")
-        for i in range(signature.n_states):
+
+def start(loop: Loop) -> Kernel:
+    """Return the kernel that copies what outputs start with."""
+    kernel, signature = TableReader(loop, "start"), loop.signature
+    with writing_step(kernel) as step:
+        for i, name in enumerate(loop.outer.initials):
+            output, begin = kernel.data(f"h{i}"), kernel.value_of(loop.rings.get(i, 0))
             if i in loop.rings:  # it holds rows in the order of iteration, the latest one last
-                self.copy_rows(i, storage.spaces[i], 0, backwards=loop.reverse)
+                ring = step.writer.offset(kernel.workspace, begin)
+                write_start(kernel, step, ring, name, backwards=loop.reverse)
             if i not in loop.rings or loop.by_blocks:
-                behind = loop.reverse and not signature.untraced[i]
-                first = steps * storage.row_sizes[i] if behind else 0
-                self.copy_rows(i, self.data(f"h{i}"), first)
+                if loop.reverse and not signature.untraced[i]:
+                    steps = kernel.out.number(kernel.words.steps, "steps")
+                    output = step.writer.offset(output, steps * kernel.stride_of(f"h{i}", 0))
+                write_start(kernel, step, output, name)
         for i, name in enumerate(loop.outer.carries):
-            zero = w.constant(0, INT64)
-            self.copy_array(self.data(f"c{i}"), zero, name, zero, 0)
-        return self.out.kernel(runs_once=True)
-
-    def copy_rows(self, i: int, target: Value, first: Value | int, backwards: bool = False) -> None:
-        """Write the copy of a state's initial rows, to memory `first` bytes after an address."""
-        name, depth = self.loop.outer.initials[i], self.loop.signature.depths[i]
-        with self.w.loop(0, self.dim(name, 0)) as k:
-            row = (depth - 1 - k if backwards else k) * self.storage.row_sizes[i]
-            self.copy_array(target, row + first, name, k * self.storage.stride(name, 0), 1)
-
-    def copy_array(self, target: Value, place: Value, name: str, offset: Value, lead: int) -> None:
-        """Write the copy of an input to contiguous memory."""
-        w, array = self.w, self.loop.arrays[name]
-        axes = list(range(lead, lead + len(array.axes)))
-        size = array.itemsize
-        kind = Type(_UNSIGNED[min(size, 8)])
-
-        def items(axes: list[int], place: Value, offset: Value) -> None:
-            if not axes:
-                for byte in range(0, size, kind.itemsize):
-                    value = w.load(kind, self.data(name), offset + byte if byte else offset)
-                    w.store(target, place + byte if byte else place, value)
-                return
-            step: Value = w.constant(size, INT64)
-            for axis in axes[1:]:
-                step = step * self.dim(name, axis)
-            with w.loop(0, self.dim(name, axes[0])) as k:
-                items(axes[1:], place + k * step, offset + k * self.storage.stride(name, axes[0]))
-
-        items(axes, place, offset)
+            write_start(kernel, step, kernel.data(f"c{i}"), name)
+    return kernel.whole_kernel(runs_once=True)
 
 
-_UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+def write_start(
+    kernel: TableReader, step: Step, pointer: Value, name: str, backwards: bool = False
+) -> None:
+    """Write the copy of an input to contiguous memory, its first axis perhaps `backwards`."""
+    array = kernel.loop.arrays[name]
+    source = Place(kernel.data(name), array.dtype, array.dims, array.strides)
+    strides = step.sizes.contiguous_strides(array.itemsize, array.dims)
+    if backwards:
+        last = product(total(array.dims[0], -1), strides[0])
+        pointer = step.writer.offset(pointer, kernel.value_of(last))
+        strides = (product(-1, strides[0]), *strides[1:])
+    target = Place(pointer, array.dtype, array.dims, strides)
+    one, other = (walked(step, place, array.dims) for place in (source, target))
+    with over(step, [one, other], array.dims):
+        other.store(step, one.load(step, 1))

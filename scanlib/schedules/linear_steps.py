@@ -51,7 +51,6 @@ from scanlib.schedules.elementwise import (
     TableReader,
     Tables,
     counted_steps,
-    size_values,
     write_checks,
 )
 from scanlib.schedules.linear_vectors import LogSteps, VectorSteps, padded
@@ -340,9 +339,8 @@ class Prepare(Table):
         loop, op, w, words = self.loop, self.op, self.w, self.words
         messages = loop.messages
         count, checks = counted_steps(loop.names, messages)
-        values = size_values(self, w.block, loop.workspace)
-        steps = values.value(count)
-        write_checks(self, values, checks, w.constant(True, BOOL))
+        steps = self.value_of(count)
+        write_checks(self, checks, w.constant(True, BOOL))
         rows = self.dim("initial", 0)
         is_wrong = rows.differs(1)
         if not op.untraced:
@@ -373,7 +371,7 @@ class Prepare(Table):
             sizes = [dims[1], length] if loop.outer == "after" else [length, dims[1]]
             self.refuse(others.differs(history), "ValueError", MISMATCH)
             self.write_output(1, [history, *sizes])
-        return self.out.kernel(runs_once=True)
+        return self.whole_kernel(runs_once=True)
 
     def write_output(self, number: int, dims: list[Value]) -> None:
         for axis, value in enumerate(dims):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from scanlib.kernels.language import BOOL, FULL, INT64, Local, Type, Value
+from scanlib.kernels.language import BOOL, FULL, INT64, Local, Value
 from scanlib.kernels.scalars import Number
 from scanlib.kernels.spans import Cell, load_number, store_number
-from scanlib.schedules.elementwise import L, Storage, TableReader, write_result
+from scanlib.schedules.elementwise import L, TableReader, write_result
 from scanlib.schedules.turns import turns
 
 
@@ -26,7 +26,6 @@ class TakesSteps(TableReader[L]):
         The carries that do.
     """
 
-    storage: Storage[L]
     steps: Value
     begin: Value
     i: Value
@@ -39,7 +38,10 @@ class TakesSteps(TableReader[L]):
 
     def begin_steps(self) -> None:
         """Write where everything is that the steps read and write."""
-        self.storage = Storage(self)
+        self.rings = {
+            i: self.w.offset(self.workspace, self.value_of(first))
+            for i, first in self.loop.rings.items()
+        }
         self.steps = self.out.number(self.words.steps, "steps")
         self.begin = self.out.number(self.words.begin, "begin")
 
@@ -91,16 +93,16 @@ class TakesSteps(TableReader[L]):
         """Return where a state's row is, `offset` steps after this one's."""
         loop, w = self.loop, self.w
         depth = loop.signature.depths[i]
-        if loop.has_ring(i):
+        if i in self.rings:
             place = self.w.apply(
                 "remainder", self.i + (depth + offset), w.constant(depth + 1, INT64)
             )
-            return place * self.storage.row_sizes[i]
-        return (self.t + (-offset if loop.reverse else depth + offset)) * self.storage.row_sizes[i]
+            return place * self.stride_of(f"h{i}", 0)
+        return (self.t + (-offset if loop.reverse else depth + offset)) * self.stride_of(f"h{i}", 0)
 
     def memory_of(self, i: int) -> Value:
         """Return the memory that holds the rows of a state."""
-        return self.storage.spaces[i] if self.loop.has_ring(i) else self.data(f"h{i}")
+        return self.rings[i] if i in self.rings else self.data(f"h{i}")
 
     # States and carries in local variables
 
@@ -154,19 +156,15 @@ class TakesSteps(TableReader[L]):
             full = (taken < self.steps) & ~w.copy(self.stopped)
             with w.when(full):
                 w.end(FULL)
-        for i in range(loop.signature.n_states):
-            if loop.has_ring(i):
-                self.write_last_rows(i, taken)
+        for i in self.rings:
+            self.write_last_rows(i, taken)
         write_result(self, self.steps, taken)
 
     def write_last_rows(self, i: int, taken: Value) -> None:
         """Write the rows of a ring to the output."""
-        loop, w = self.loop, self.w
-        depth, size = loop.signature.depths[i], self.storage.row_sizes[i]
-        kind = Type("uint8")
+        w, depth, size = self.w, self.loop.signature.depths[i], self.stride_of(f"h{i}", 0)
         for k in range(1, depth + 1):
-            row = k - 1 if loop.reverse else depth - k
+            row = k - 1 if self.loop.reverse else depth - k
             source = w.apply("remainder", taken + (depth - k), w.constant(depth + 1, INT64)) * size
-            with w.loop(0, size) as byte:
-                value = w.load(kind, self.storage.spaces[i], source + byte)
-                w.store(self.data(f"h{i}"), size * row + byte, value)
+            target = w.offset(self.data(f"h{i}"), size * row)
+            w.move(target, w.offset(self.rings[i], source), size)
