@@ -33,8 +33,6 @@ from pytensor.graph.basic import Apply
 from scanlib.kernels.language import INT64, POINTER, TABLE, Kernel, Type, Value, Writer
 from scanlib.kernels.progress import wants_progress
 
-AGAIN = -3
-
 WORD = 8
 
 
@@ -132,20 +130,18 @@ class Words:
 class Kernels:
     """The kernels of a loop; see the module.
 
-    `run` has one or two, of which ``words.choice`` says which one takes the steps. A program in
-    several parts may have `then`, which is called after they have ended, and says by `AGAIN` that
-    ``words.parts`` parts from ``words.part`` on are to run next.
+    `run` has one or two, of which ``words.choice`` says which one takes the steps. After the parts
+    of a program with a `last_round`, the last one runs once more.
     """
 
     prepare: Kernel
     start: Kernel
     run: tuple[Kernel, ...]
-    then: Kernel | None = None
+    last_round: bool = False
 
     @property
     def all(self) -> tuple[Kernel, ...]:
-        last = () if self.then is None else (self.then,)
-        return (self.prepare, self.start, *self.run, *last)
+        return (self.prepare, self.start, *self.run)
 
 
 @dataclass(eq=False)

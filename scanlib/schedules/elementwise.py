@@ -58,7 +58,7 @@ from scanlib.schedules.turns import STEPS, WORK
 
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
-RUN, AFRESH = range(2)  # what a round of chunks of the steps does
+RUN, LAST = range(2)  # rounds of chunks of the steps
 
 
 @dataclass
