@@ -36,7 +36,7 @@ from scanlib.kernels.arrays.meanings import inline, stands_for_others
 from scanlib.kernels.arrays.nests import deliver, write_copy
 from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
-from scanlib.kernels.language import Kernel, Value
+from scanlib.kernels.language import Kernel
 from scanlib.kernels.program import (
     UNFIT,
     ArrayType,
@@ -46,7 +46,6 @@ from scanlib.kernels.program import (
     TableKernel,
     Words,
 )
-from scanlib.kernels.spans import itemsize
 from scanlib.ops.scan import Scan
 from scanlib.schedules.elementwise import (
     Array,
@@ -152,111 +151,15 @@ class ArrayLoop(Loop):
         inline(graph)
         super().__init__(op, graph, op.outer_input_types())
 
-
-class ArraysRun(TakesSteps[ArrayLoop]):
-    """Writes the kernel that takes the steps."""
-
-    def __init__(self, loop: ArrayLoop) -> None:
-        super().__init__(loop, "arrays")
-
-    def kernel(self) -> Kernel:
-        loop = self.loop
-        self.begin_steps()
-        with writing_step(self, loop.end_of_rings) as self.body:
-            self.body.messages = loop.messages.at_step(loop.inner)
-            self.place_inputs()
-            self.read_locals()
-            taken = self.take_steps()
-            self.write_locals()
-            self.finish_carries(taken)
-            self.finish(taken)
-        loop.work = step_work(self.body, loop.graph)
-        return self.whole_kernel()
-
-    # Before the first step
-
-    def place_inputs(self) -> None:
-        """Write where sequences, non-sequences and the second buffers of carries are."""
-        loop, body = self.loop, self.body
-        self.given_places: dict[str, Place] = {}
-        with self.w.inside(body.before):
-            for name in (*loop.outer.sequences, *loop.outer.non_sequences):
-                self.given_places[name] = place_input(self, body, loop.arrays[name])
-        self.second: dict[int, Place] = {}
-        for i, name in enumerate(loop.outer.carries):
-            if loop.arrays[name].dims and not self.stays(i):
-                self.second[i] = body.pinned(loop.arrays[name].dtype, loop.arrays[name].dims)
-
-    # One step
-
-    def step(self) -> None:
-        loop, body, w = self.loop, self.body, self.w
-        body.i = self.i
-        self.bind_inputs()
-        self.results = list(self.all_destinations())
-        self.choose_destinations()
-        body.emit(loop.graph)
-        results = loop.result
-        if results.stop is not None:
-            w.assign(self.stopped, self.scalars.truth(body.number(results.stop)))
-        for value in loop.graph.outputs:
-            if value.type.ndim == 0:
-                body.number(value)  # it is read before anything is overwritten
-        for value, destination in self.results:
-            deliver(body, value, destination)
-        for state in self.registers:
-            self.push(state, body.number(results.states[state]))
-        for carry, cell in self.carries.items():
-            cell.value = body.number(results.carries[carry])
-
-    def bind_inputs(self) -> None:
-        loop, body = self.loop, self.body
-        for variable, name in zip(loop.inner.rows, loop.outer.sequences, strict=True):
-            whole = self.given_places[name]
-            row = self.w.offset(whole.pointer, body.bytes(self.t, whole.strides[0]))
-            body.bind_place(variable, Place(row, whole.dtype, whole.sizes[1:], whole.strides[1:]))
-        for i, taps in enumerate(loop.inner.taps):
-            for offset, variable in zip(loop.signature.taps[i], taps, strict=True):
-                if i in self.registers:
-                    body.bind_number(variable, self.registers[i][-offset - 1].value)
-                else:
-                    body.bind_place(variable, self.row_place(f"h{i}", offset))
-        for i, variable in enumerate(loop.inner.carries):
-            if i in self.carries:
-                body.bind_number(variable, self.carries[i].value)
-            else:
-                body.bind_place(variable, self.carry(i, 0))
-        for variable, name in zip(loop.inner.non_sequences, loop.outer.non_sequences, strict=True):
-            bind_input(body, variable, name, self.given_places[name])
-            body.fixed.add(variable)
-
-    def row_place(self, name: str, offset: int = 0) -> Place:
-        """Return a row of a state's history."""
-        loop, i = self.loop, int(name[1:])
-        pointer = self.w.offset(self.memory_of(i), self.row_of(i, offset))
-        sizes = loop.given(i).dims[1:]
-        return self.contiguous(pointer, loop.arrays[name].dtype, sizes)
-
-    def contiguous(self, pointer: Value, dtype: str, sizes: tuple[Size, ...]) -> Place:
-        sizes = tuple(map(self.body.sizes.same, sizes))
-        strides = self.body.sizes.contiguous_strides(itemsize(dtype), sizes)
-        return Place(pointer, dtype, sizes, strides)
-
-    def carry(self, i: int, ahead: int) -> Place:
-        """Return the buffer that holds a carry, or, one step ahead, the one for its next value."""
-        loop, w = self.loop, self.w
-        name = loop.outer.carries[i]
-        first = self.contiguous(self.data(f"c{i}"), loop.arrays[name].dtype, loop.arrays[name].dims)
-        if i not in self.second:
-            return first
-        is_second = ((self.i + ahead) & 1).differs(0)
-        pointer = w.select(is_second, self.second[i].pointer, first.pointer)
-        return first.view(list(first.sizes), list(first.strides), pointer)
+    def has_ring(self, name: str) -> bool:
+        if name[0] == "h":
+            return super().has_ring(name)
+        return not self.is_local(name) and not self.stays(int(name[1:]))
 
     @cached_property
     def order(self) -> dict[Apply, int]:
         """Which node of a step comes when."""
-        return {node: position for position, node in enumerate(self.loop.graph.toposort())}
+        return {node: position for position, node in enumerate(self.graph.toposort())}
 
     def stays(self, i: int) -> bool:
         """Whether the new value of a carry may be written over the old one.
@@ -264,8 +167,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         Only its own node reads the old one, at the same index and before it writes there, or items
         are written into it that others have read before.
         """
-        loop, graph = self.loop, self.loop.graph
-        carry, value = loop.inner.carries[i], loop.result.carries[i]
+        graph, carry, value = self.graph, self.inner.carries[i], self.result.carries[i]
         node = value.owner
         if node is None or graph.outputs.count(value) > 1:
             return False
@@ -284,6 +186,83 @@ class ArraysRun(TakesSteps[ArrayLoop]):
             node = node.inputs[0].owner
         return False
 
+
+class ArraysRun(TakesSteps[ArrayLoop]):
+    """Writes the kernel that takes the steps."""
+
+    def __init__(self, loop: ArrayLoop) -> None:
+        super().__init__(loop, "arrays")
+
+    def kernel(self) -> Kernel:
+        loop = self.loop
+        self.begin_steps()
+        with writing_step(self, loop.end_of_rings) as self.body:
+            self.body.messages = loop.messages.at_step(loop.inner)
+            self.place_inputs()
+            self.read_locals()
+            taken = self.take_steps()
+            self.write_locals()
+            self.finish(taken)
+        loop.work = step_work(self.body, loop.graph)
+        return self.whole_kernel()
+
+    # Before the first step
+
+    def place_inputs(self) -> None:
+        """Write where sequences and non-sequences are."""
+        loop, body = self.loop, self.body
+        self.given_places: dict[str, Place] = {}
+        with self.w.inside(body.before):
+            for name in (*loop.outer.sequences, *loop.outer.non_sequences):
+                self.given_places[name] = place_input(self, body, loop.arrays[name])
+
+    # One step
+
+    def step(self) -> None:
+        loop, body, w = self.loop, self.body, self.w
+        body.i = self.i
+        self.bind_inputs()
+        self.results = list(self.all_destinations())
+        self.choose_destinations()
+        body.emit(loop.graph)
+        results = loop.result
+        if results.stop is not None:
+            w.assign(self.stopped, self.scalars.truth(body.number(results.stop)))
+        for value in loop.graph.outputs:
+            if value.type.ndim == 0:
+                body.number(value)  # it is read before anything is overwritten
+        for value, destination in self.results:
+            deliver(body, value, destination)
+        for name, value in zip(loop.depths, [*results.states, *results.carries], strict=True):
+            if name in self.registers:
+                self.push(name, body.number(value))
+
+    def bind_inputs(self) -> None:
+        loop, body = self.loop, self.body
+        for variable, name in zip(loop.inner.rows, loop.outer.sequences, strict=True):
+            whole = self.given_places[name]
+            row = self.w.offset(whole.pointer, body.bytes(self.t, whole.strides[0]))
+            body.bind_place(variable, Place(row, whole.dtype, whole.sizes[1:], whole.strides[1:]))
+        parts = [
+            *zip(loop.inner.taps, loop.signature.taps, strict=True),
+            *(([carry], [-1]) for carry in loop.inner.carries),
+        ]
+        for name, (taps, offsets) in zip(loop.depths, parts, strict=True):
+            for offset, variable in zip(offsets, taps, strict=True):
+                if name in self.registers:
+                    body.bind_number(variable, self.registers[name][-offset - 1].value)
+                else:
+                    body.bind_place(variable, self.row_place(name, offset))
+        for variable, name in zip(loop.inner.non_sequences, loop.outer.non_sequences, strict=True):
+            bind_input(body, variable, name, self.given_places[name])
+            body.fixed.add(variable)
+
+    def row_place(self, name: str, offset: int = 0, sizes: tuple[Size, ...] = ()) -> Place:
+        """Return where a state or a carry is, of a step before or of this one."""
+        start = self.loop.starts[name]
+        pointer = self.w.offset(self.memory_of(name), self.row_of(name, offset))
+        return self.body.contiguous(pointer, start.dtype, start.dims[start.lead :])
+
     # Where results go
 
     def all_destinations(self) -> Iterator[tuple[Variable, Destination]]:
@@ -291,15 +270,18 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         loop = self.loop
         for i, value in enumerate(loop.result.states):
             texts = tuple(loop.messages.state_shape(i, axis) for axis in range(value.type.ndim))
-            if not (i in self.registers and loop.signature.untraced[i]):
-                yield value, Destination(partial(self.next_row, i), "StepShapeError", texts)
+            if f"h{i}" not in self.registers or loop.is_traced(f"h{i}"):
+                yield (
+                    value,
+                    Destination(partial(self.row_place, f"h{i}", 0), "StepShapeError", texts),
+                )
         for i, value in enumerate(loop.result.outputs):
             texts = tuple(loop.messages.output_shape(i, axis) for axis in range(value.type.ndim))
             yield value, Destination(partial(self.output_row, i), "StepShapeError", texts)
         for i, value in enumerate(loop.result.carries):
-            if i not in self.carries:
+            if f"c{i}" not in self.registers:
                 texts = (CARRY,) * value.type.ndim
-                yield value, Destination(partial(self.next_carry, i), UNFIT, texts)
+                yield value, Destination(partial(self.row_place, f"c{i}", 0), UNFIT, texts)
 
     def choose_destinations(self) -> None:
         """Let results be computed in the row or the buffer that will hold them."""
@@ -308,30 +290,13 @@ class ArraysRun(TakesSteps[ArrayLoop]):
             if value.owner is not None and value.type.ndim and value not in destinations:
                 destinations[value] = destination
 
-    def next_row(self, i: int, sizes: tuple[Size, ...]) -> Place:
-        return self.row_place(f"h{i}")
-
     def output_row(self, i: int, sizes: tuple[Size, ...]) -> Place:
         """Return the row of an output; the first result says how large it is."""
         body, array = self.body, self.loop.arrays[f"z{i}"]
         sizes = self.loop.sizes.setdefault(array.number, sizes)
         row = body.sizes.same(product(array.itemsize, *sizes))
         pointer = self.w.offset(self.data(f"z{i}"), body.bytes(self.t, row))
-        return self.contiguous(pointer, array.dtype, sizes)
-
-    def next_carry(self, i: int, sizes: tuple[Size, ...]) -> Place:
-        return self.carry(i, 1)
-
-    # After the last step
-
-    def finish_carries(self, taken: Value) -> None:
-        """Write carries that are in their second buffers to the outputs."""
-        loop, w = self.loop, self.w
-        with w.when((taken & 1).differs(0)):
-            for i, place in self.second.items():
-                array = loop.arrays[loop.outer.carries[i]]
-                output = self.contiguous(self.data(f"c{i}"), array.dtype, array.dims)
-                write_copy(self.body, place, output)
+        return body.contiguous(pointer, array.dtype, sizes)
 
 
 CARRY = "a carry gets another shape"
@@ -415,8 +380,7 @@ class GraphRun(TableReader[ArrayGraph]):
         """Return where an output is; whoever asks first says how large it is."""
         sizes = self.loop.sizes.setdefault(number, sizes)
         array = self.loop.arrays[f"z{number}"]
-        strides = self.step.sizes.contiguous_strides(itemsize(array.dtype), sizes)
-        return Place(self.data(array.name), array.dtype, sizes, strides)
+        return self.step.contiguous(self.data(array.name), array.dtype, sizes)
 
 
 def _gives_items(graph: FunctionGraph, variable: Variable) -> bool:

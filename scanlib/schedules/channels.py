@@ -27,6 +27,7 @@ is this schedule with no loops inside.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
 from pytensor.graph.basic import Constant, Variable
@@ -66,6 +67,10 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         inner, outer = loop.inner, loop.outer
         self.given_as = dict(zip(inner.rows, outer.sequences, strict=True))
         self.given_as |= zip(inner.non_sequences, outer.non_sequences, strict=True)
+        self.taps = {carry: (f"c{i}", -1) for i, carry in enumerate(inner.carries)}
+        for i, taps in enumerate(inner.taps):
+            offsets = zip(taps, loop.signature.taps[i], strict=True)
+            self.taps |= {tap: (f"h{i}", offset) for tap, offset in offsets}
 
     # Memory
 
@@ -141,17 +146,15 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
     def rows_of_step(self) -> dict[str | tuple[str, int], Value]:
         """Write where the rows of this step are, by what they are of."""
         loop = self.loop
-        rows: dict[str | tuple[str, int], Value] = {}
-        for name in loop.outer.sequences:
-            rows[name] = self.t * self.stride_of(name, 0)
-        for i in range(loop.signature.n_outputs):
-            rows[f"z{i}"] = self.t * self.stride_of(f"z{i}", 0)
-        for i in range(loop.signature.n_states):
-            if not (loop.is_local(i) and loop.signature.untraced[i]):
-                rows[f"h{i}"] = self.row_of(i, 0)
-            if not loop.is_local(i):
-                for offset in loop.signature.taps[i]:
-                    rows[f"h{i}", offset] = self.row_of(i, offset)
+        outputs = [f"z{i}" for i in range(loop.signature.n_outputs)]
+        rows: dict[str | tuple[str, int], Value] = {
+            name: self.t * self.stride_of(name, 0) for name in (*loop.outer.sequences, *outputs)
+        }
+        for name, offset in self.taps.values():
+            if loop.is_traced(name) or not loop.is_local(name):
+                rows.setdefault(name, self.row_of(name, 0))
+            if not loop.is_local(name):
+                rows[name, offset] = self.row_of(name, offset)
         return rows
 
     def rows_ahead(self) -> Value | None:
@@ -159,13 +162,10 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         loop, w = self.loop, self.w
         self.streams: dict[str, Value] = {}
         for name, array in loop.arrays.items():
-            walked = name in loop.outer.sequences or name[0] == "z"
-            walked |= name[0] == "h" and not loop.signature.untraced[int(name[1:])]
+            walked = name in loop.outer.sequences or name[0] == "z" or loop.is_traced(name)
             if not walked or not any(axis is not None for axis in array.axes):
                 continue
-            size: Value = w.constant(array.itemsize, INT64)
-            for axis in range(array.lead, array.lead + len(array.axes)):
-                size = size * self.dim(name, axis)
+            size = self.value_of(array.row)
             stride = self.stride_of(name, 0)
             dense = stride.equals(size) | stride.equals(-size)
             self.streams[name] = w.select(dense & (size >= LINE), size, 0)
@@ -193,25 +193,17 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
 
     def clear(self, target: Target) -> None:
         """Write zeros where a sum over outer axes will be collected."""
-        w, kept = self.w, target.kept
-        indices: dict[int, Value] = {}
-
-        def loops(axes: list[int]) -> None:
-            if axes:
-                number = self.loop.loops[id(target), axes[0]]
-                with w.loop(self.low[number], self.high[number]) as index:
-                    indices[axes[0]] = index
-                    loops(axes[1:])
-                return
+        w, name = self.w, target.array
+        with ExitStack() as stack:
+            for axis in range(max(target.kept, default=-1) + 1):
+                number = self.loop.loops.get((id(target), axis))
+                index: Value = w.constant(0, INT64)
+                if axis in target.kept and number is not None:
+                    index = stack.enter_context(w.loop(self.low[number], self.high[number]))
+                self.indices.append(index)
             zero = self.scalars.constant(0, target.value.type.dtype)
-            array = self.loop.arrays[target.array]
-            offset = self.rows[target.array]
-            for own, axis in enumerate(array.axes):
-                if axis is not None:
-                    offset = indices[axis] * self.stride_of(target.array, own + array.lead) + offset
-            store_number(self.w, self.data(target.array), offset, zero)
-
-        loops(kept)
+            store_number(w, self.data(name), self.item_offset(name, self.rows[name]), zero)
+        self.indices = []
 
     def level(self, level: int, targets: Sequence[Target]) -> None:
         """Write what `level` loops enclose, and the loops inside."""
@@ -299,59 +291,33 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         """Write the read of one input of the body."""
         if isinstance(variable, Constant) or variable in self.scalars.values:
             return
-        loop = self.loop
-        state = self.state_of(variable)
-        if state is not None:
-            i, offset = state
-            if loop.is_local(i):
-                value = self.registers[i][-offset - 1].value
-            else:
-                value = self.load_item(f"h{i}", self.memory_of(i), self.rows[f"h{i}", offset])
-        elif variable in loop.inner.carries:
-            i = loop.inner.carries.index(variable)
-            if loop.is_local_carry(i):
-                value = self.carries[i].value
-            else:
-                value = self.load_item(f"c{i}", self.data(f"c{i}"), 0)
+        name, offset = self.taps.get(variable) or (self.given_as[variable], None)
+        if name in self.registers and offset is not None:
+            value = self.registers[name][-offset - 1].value
         else:
-            name = self.given_as[variable]
-            value = self.load_item(name, self.data(name), self.rows.get(name, 0))
+            row = self.rows.get(name, 0) if offset is None else self.rows[name, offset]
+            value = self.load(name, self.memory_of(name), self.item_offset(name, row))
         self.scalars.bind(variable, value)
-
-    def load_item(self, name: str, pointer: Value, row: Value | int) -> Number:
-        return self.load(name, pointer, self.item_offset(name, row))
-
-    def state_of(self, variable: Variable) -> tuple[int, int] | None:
-        """Return the state and the offset of a tap."""
-        loop = self.loop
-        for i, taps in enumerate(loop.inner.taps):
-            for offset, tap in zip(loop.signature.taps[i], taps, strict=True):
-                if tap is variable:
-                    return i, offset
-        return None
 
     def place_of(self, target: Target) -> tuple[Value, Value | int]:
         """Return where a result is kept."""
         name = target.array
-        if target.kind in ("carry", "sum"):
-            return self.data(name), self.item_offset(name, 0)
-        pointer = self.memory_of(target.number) if target.kind == "state" else self.data(name)
-        return pointer, self.item_offset(name, self.rows[name])
+        return self.memory_of(name), self.item_offset(name, self.rows.get(name, 0))
 
     def read_place(self, target: Target) -> Number:
-        if target.kind in ("carry", "sum") and self.loop.is_local_carry(target.number):
-            return self.carries[target.number].value
+        if target.array in self.registers:
+            return self.registers[target.array][0].value
         return self.load(target.array, *self.place_of(target))
 
     def write_place(self, target: Target, value: Number) -> None:
-        if target.kind in ("carry", "sum") and self.loop.is_local_carry(target.number):
-            self.carries[target.number].value = value
-        else:
+        name = target.array
+        if name not in self.registers or self.loop.is_traced(name):
             store_number(self.w, *self.place_of(target), value)
+        if name in self.registers:
+            self.push(name, value)
 
     def write_values(self, values: list[tuple[Target, Number]]) -> None:
         """Write what becomes of values: everything is read before anything is replaced."""
-        loop = self.loop
         for target, value in values:
             if target.collected:
                 value = self.scalars.number_as(value, self.wide(target))
@@ -359,17 +325,8 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
                 continue
             spread = self.scalars.spread(value)
             if target.adds:
-                self.write_place(target, added(self.read_place(target), spread))
-            elif target.kind == "state" and loop.is_local(target.number):
-                self.write_register(target.number, spread)
-            else:
-                self.write_place(target, spread)
-
-    def write_register(self, i: int, value: Number) -> None:
-        loop = self.loop
-        if not loop.signature.untraced[i]:
-            store_number(self.w, self.data(f"h{i}"), self.rows[f"h{i}"], value)
-        self.push(i, value)
+                spread = added(self.read_place(target), spread)
+            self.write_place(target, spread)
 
     def wide(self, target: Target) -> str:
         """Return the dtype in which a sum over channels is collected, as PyTensor's sums are."""

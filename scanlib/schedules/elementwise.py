@@ -90,6 +90,11 @@ class Array:
             return tuple(Given("stride", self.name, axis) for axis in range(len(self.dims)))
         return tuple(product(self.itemsize, *self.dims[k:]) for k in range(1, len(self.dims) + 1))
 
+    @property
+    def row(self) -> Size:
+        """How many bytes its rows have."""
+        return product(self.itemsize, *self.dims[self.lead :])
+
 
 class Tables:
     """What kernels read and write: the inputs and outputs of a program, its functions and failures.
@@ -187,8 +192,13 @@ class Loop(Tables):
     ----------
     work : Size
         How many numbers a step computes, about.
-    rings : dict of int to Size
-        Where in the workspace the last rows are of the states that have them there.
+    depths : dict of str to int
+        Of how many steps states, `h0` and so on, and carries, `c0` and so on, are read.
+    starts : dict of str to Array
+        What they start with.
+    rings : dict of str to Size
+        Where in the workspace the last rows are of those that have them there, one row more than
+        are read.
     """
 
     by_channels, by_blocks = True, False
@@ -218,13 +228,17 @@ class Loop(Tables):
         self.arrays = {array.name: array for array in self._arrays()}
         self.outputs = tuple(self._outputs())
         self.words = Words(self.inputs, self.outputs, self.functions)
-        self.rings: dict[int, Size] = {}
+        self.depths = {f"h{i}": depth for i, depth in enumerate(self.signature.depths)}
+        self.depths |= {f"c{i}": 1 for i in range(self.signature.n_carries)}
+        names = [*self.outer.initials, *self.outer.carries]
+        self.starts = {k: self.arrays[name] for k, name in zip(self.depths, names, strict=True)}
+        self.rings: dict[str, Size] = {}
         self.end_of_rings: Size = 0
-        for i, depth in enumerate(self.signature.depths):
-            if self.by_channels and self.has_ring(i):
-                self.rings[i] = self.end_of_rings
-                row = product(self.arrays[f"h{i}"].itemsize, *self.given(i).dims[1:])
-                self.end_of_rings = total(self.end_of_rings, product(depth + 1, row), 2 * LINE)
+        for name, depth in self.depths.items():
+            if self.by_channels and self.has_ring(name):
+                self.rings[name] = self.end_of_rings
+                size = product(depth + 1, self.starts[name].row)
+                self.end_of_rings = total(self.end_of_rings, size, 2 * LINE)
         self.steps, self.first_checks = counted_steps(self.outer, self.messages)
         self.first_checks += map(self._check_of_rows, range(self.signature.n_states))
         self.capacity = self.steps
@@ -233,7 +247,7 @@ class Loop(Tables):
 
     def _check_of_rows(self, i: int) -> Check:
         """Return the check of a state's initial rows."""
-        rows, wanted = self.given(i).dims[0], self.signature.depths[i]
+        rows, wanted = self.starts[f"h{i}"].dims[0], self.signature.depths[i]
         found = rows
         if self.may_be_empty:
             empty = combined("equal", rows, 0, wanted, rows)
@@ -241,16 +255,12 @@ class Loop(Tables):
         message = self.messages.initial_rows(i)
         return Check("ne", (found, wanted), "InitialRowsError", message, (rows,))
 
-    def given(self, number: int) -> Array:
-        """Return what a state or a carry starts with."""
-        return self.arrays[[*self.outer.initials, *self.outer.carries][number]]
-
     def dims(self, number: int) -> Sequence[Size]:
-        output, n = self.outputs[number], self.signature.n_states
-        if number >= n + self.signature.n_carries:
+        output = self.outputs[number]
+        if number >= len(self.starts):
             return [self.capacity, *self.sizes[number]]
-        dims = self.given(number).dims
-        if number < n:
+        dims = list(self.starts.values())[number].dims
+        if number < self.signature.n_states:
             rows = total(self.capacity, dims[0]) if output.grows else output.extra
             dims = (rows, *dims[1:])
         return dims
@@ -282,17 +292,18 @@ class Loop(Tables):
                 else:
                     yield Output(kind, grows=array.name[0] == "z")
 
-    def is_local(self, i: int) -> bool:
-        """Whether a state lives in local variables."""
-        free = all(axis is None for axis in self.layout.states[i])
-        return free and self.signature.depths[i] <= REGISTER_DEPTH
+    def is_local(self, name: str) -> bool:
+        """Whether a state or a carry lives in local variables."""
+        free = all(axis is None for axis in self.arrays[name].axes)
+        return free and self.depths[name] <= REGISTER_DEPTH
 
-    def is_local_carry(self, i: int) -> bool:
-        return all(axis is None for axis in self.layout.carries[i])
+    def is_traced(self, name: str) -> bool:
+        """Whether a state has all of its rows."""
+        return name[0] == "h" and not self.signature.untraced[int(name[1:])]
 
-    def has_ring(self, i: int) -> bool:
-        """Whether the last rows of a state that is not traced are kept in a ring."""
-        return self.signature.untraced[i] and not self.is_local(i)
+    def has_ring(self, name: str) -> bool:
+        """Whether the last rows of a state or a carry are kept in a ring."""
+        return name[0] == "h" and not self.is_traced(name) and not self.is_local(name)
 
 
 def whole_rows(inner: BodyInputs, result: BodyOutputs) -> Layout:
@@ -634,31 +645,28 @@ def writing_step(kernel: TableReader, first: Size = 0) -> Iterator[Step]:
 
 def start(loop: Loop) -> Kernel:
     """Return the kernel that copies what outputs start with."""
-    kernel, signature = TableReader(loop, "start"), loop.signature
+    kernel = TableReader(loop, "start")
     with writing_step(kernel) as step:
-        for i, name in enumerate(loop.outer.initials):
-            output, begin = kernel.data(f"h{i}"), kernel.value_of(loop.rings.get(i, 0))
-            if i in loop.rings:  # it holds rows in the order of iteration, the latest one last
-                ring = step.writer.offset(kernel.workspace, begin)
-                write_start(kernel, step, ring, name, backwards=loop.reverse)
-            if i not in loop.rings or loop.by_blocks:
-                if loop.reverse and not signature.untraced[i]:
+        for name, array in loop.starts.items():
+            if name in loop.rings:  # it holds rows in the order of iteration, the latest one last
+                ring = step.writer.offset(kernel.workspace, kernel.value_of(loop.rings[name]))
+                write_start(kernel, step, ring, array, backwards=loop.reverse)
+            if name not in loop.rings or loop.by_blocks:
+                output = kernel.data(name)
+                if loop.reverse and loop.is_traced(name):
                     steps = kernel.out.number(kernel.words.steps, "steps")
-                    output = step.writer.offset(output, steps * kernel.stride_of(f"h{i}", 0))
-                write_start(kernel, step, output, name)
-        for i, name in enumerate(loop.outer.carries):
-            write_start(kernel, step, kernel.data(f"c{i}"), name)
+                    output = step.writer.offset(output, steps * kernel.stride_of(name, 0))
+                write_start(kernel, step, output, array)
     return kernel.whole_kernel(runs_once=True)
 
 
 def write_start(
-    kernel: TableReader, step: Step, pointer: Value, name: str, backwards: bool = False
+    kernel: TableReader, step: Step, pointer: Value, array: Array, backwards: bool = False
 ) -> None:
-    """Write the copy of an input to contiguous memory, its first axis perhaps `backwards`."""
-    array = kernel.loop.arrays[name]
-    source = Place(kernel.data(name), array.dtype, array.dims, array.strides)
+    """Write the copy of an input to contiguous memory, its rows perhaps `backwards`."""
+    source = Place(kernel.data(array.name), array.dtype, array.dims, array.strides)
     strides = step.sizes.contiguous_strides(array.itemsize, array.dims)
-    if backwards:
+    if backwards and array.lead:
         last = product(total(array.dims[0], -1), strides[0])
         pointer = step.writer.offset(pointer, kernel.value_of(last))
         strides = (product(-1, strides[0]), *strides[1:])

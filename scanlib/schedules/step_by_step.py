@@ -20,10 +20,8 @@ class TakesSteps(TableReader[L]):
         The number of the step that is written, and its row in the arrays.
     stopped : Local
         Set by a step of a loop that may stop.
-    registers : dict of int to list of Cell
-        The latest values of the states that live in local variables, the last one first.
-    carries : dict of int to Cell
-        The carries that do.
+    registers : dict of str to list of Cell
+        The latest values of the states and carries that live in local variables, the last first.
     """
 
     steps: Value
@@ -39,8 +37,8 @@ class TakesSteps(TableReader[L]):
     def begin_steps(self) -> None:
         """Write where everything is that the steps read and write."""
         self.rings = {
-            i: self.w.offset(self.workspace, self.value_of(first))
-            for i, first in self.loop.rings.items()
+            name: self.w.offset(self.workspace, self.value_of(first))
+            for name, first in self.loop.rings.items()
         }
         self.steps = self.out.number(self.words.steps, "steps")
         self.begin = self.out.number(self.words.begin, "begin")
@@ -89,20 +87,21 @@ class TakesSteps(TableReader[L]):
 
     # Rows of states
 
-    def row_of(self, i: int, offset: int) -> Value:
-        """Return where a state's row is, `offset` steps after this one's."""
-        loop, w = self.loop, self.w
-        depth = loop.signature.depths[i]
-        if i in self.rings:
-            place = self.w.apply(
-                "remainder", self.i + (depth + offset), w.constant(depth + 1, INT64)
-            )
-            return place * self.stride_of(f"h{i}", 0)
-        return (self.t + (-offset if loop.reverse else depth + offset)) * self.stride_of(f"h{i}", 0)
+    def row_of(self, name: str, offset: int) -> Value:
+        """Return where the row of a state or a carry is, `offset` steps after this one's."""
+        depth, w = self.loop.depths[name], self.w
+        if name in self.rings:
+            place = w.apply("remainder", self.i + (depth + offset), w.constant(depth + 1, INT64))
+            return place * self.value_of(self.loop.starts[name].row)
+        if name[0] == "c":
+            return w.constant(0, INT64)
+        return (self.t + (-offset if self.loop.reverse else depth + offset)) * self.stride_of(
+            name, 0
+        )
 
-    def memory_of(self, i: int) -> Value:
-        """Return the memory that holds the rows of a state."""
-        return self.rings[i] if i in self.rings else self.data(f"h{i}")
+    def memory_of(self, name: str) -> Value:
+        """Return the memory that holds the rows of an array."""
+        return self.rings[name] if name in self.rings else self.data(name)
 
     # States and carries in local variables
 
@@ -110,42 +109,41 @@ class TakesSteps(TableReader[L]):
         """Write locals for the states and carries without channels."""
         loop = self.loop
 
-        def read(name: str, place: Value | int) -> Cell:
-            number = load_number(self.w, loop.arrays[name].dtype, self.data(name), place)
-            return Cell(self.w, number)
+        def read(name: str, k: int) -> Cell:
+            place = self.register_place(name, k)
+            return Cell(
+                self.w, load_number(self.w, loop.arrays[name].dtype, self.data(name), place)
+            )
 
         self.registers = {
-            i: [read(f"h{i}", self.register_place(i, k)) for k in range(1, depth + 1)]
-            for i, depth in enumerate(loop.signature.depths)
-            if loop.is_local(i)
+            name: [read(name, k) for k in range(1, depth + 1)]
+            for name, depth in loop.depths.items()
+            if loop.is_local(name)
         }
-        carries = filter(loop.is_local_carry, range(loop.signature.n_carries))
-        self.carries = {i: read(f"c{i}", 0) for i in carries}
 
-    def register_place(self, i: int, k: int) -> Value:
-        """Return where the value of a local state, `k` steps before the first, is in its output."""
-        depth, size = self.loop.signature.depths[i], self.loop.arrays[f"h{i}"].itemsize
-        if self.loop.signature.untraced[i]:
+    def register_place(self, name: str, k: int) -> Value:
+        """Return where the value `k` steps before the first is in an output."""
+        depth, size = self.loop.depths[name], self.loop.arrays[name].itemsize
+        if not self.loop.is_traced(name):
             return self.w.constant((k - 1 if self.loop.reverse else depth - k) * size, INT64)
         if self.loop.reverse:
             return (self.steps - self.begin + (k - 1)) * size
         return (self.begin + (depth - k)) * size
 
-    def push(self, i: int, value: Number) -> None:
-        """Write that a local state has its next value."""
-        cells = self.registers[i]
+    def push(self, name: str, value: Number) -> None:
+        """Write the next value of what lives in local variables."""
+        cells = self.registers[name]
         for later, cell in zip(cells[-2::-1], cells[:0:-1], strict=True):
             cell.value = later.value
         cells[0].value = value
 
     def write_locals(self) -> None:
         """Write what locals hold to where the outputs are."""
-        for i, cells in self.registers.items():
-            if self.loop.signature.untraced[i]:
+        for name, cells in self.registers.items():
+            if not self.loop.is_traced(name):
                 for k, cell in enumerate(cells, 1):
-                    store_number(self.w, self.data(f"h{i}"), self.register_place(i, k), cell.value)
-        for i, cell in self.carries.items():
-            store_number(self.w, self.data(f"c{i}"), 0, cell.value)
+                    place = self.register_place(name, k)
+                    store_number(self.w, self.data(name), place, cell.value)
 
     # After the last step
 
@@ -156,15 +154,15 @@ class TakesSteps(TableReader[L]):
             full = (taken < self.steps) & ~w.copy(self.stopped)
             with w.when(full):
                 w.end(FULL)
-        for i in self.rings:
-            self.write_last_rows(i, taken)
+        for name in self.rings:
+            self.write_last_rows(name, taken)
         write_result(self, self.steps, taken)
 
-    def write_last_rows(self, i: int, taken: Value) -> None:
+    def write_last_rows(self, name: str, taken: Value) -> None:
         """Write the rows of a ring to the output."""
-        w, depth, size = self.w, self.loop.signature.depths[i], self.stride_of(f"h{i}", 0)
+        w, depth, size = self.w, self.loop.depths[name], self.value_of(self.loop.starts[name].row)
         for k in range(1, depth + 1):
             row = k - 1 if self.loop.reverse else depth - k
             source = w.apply("remainder", taken + (depth - k), w.constant(depth + 1, INT64)) * size
-            target = w.offset(self.data(f"h{i}"), size * row)
-            w.move(target, w.offset(self.rings[i], source), size)
+            target = w.offset(self.data(name), size * row)
+            w.move(target, w.offset(self.rings[name], source), size)
