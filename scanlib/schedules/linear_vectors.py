@@ -126,7 +126,9 @@ class VectorSteps:
         columns = [self.vectors.load(matrix, j * lines) for j in range(self.size)]
         powers = [columns]
         for _ in range(1, look_ahead(self.size)):
-            powers.append([self.times(columns, own, self.vectors.zero, False) for own in powers[-1]])
+            powers.append(
+                [self.times(columns, own, self.vectors.zero, False) for own in powers[-1]]
+            )
         return powers
 
     def composes(self) -> Value:
