@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +36,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytensor.tensor as pt
-from jax import lax
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.type import TensorType
@@ -49,7 +47,7 @@ from scanlib.ops.logaddexp import log_add_exp
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.loop import Sequence as Rows
 from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan, Recurrence
-from scanlib.ops.lowered.linear_scan import LinearOptions, LinearScan, Parts, history_of, next_state
+from scanlib.ops.lowered.linear_scan import LinearOptions, LinearScan, Parts, history_of
 from scanlib.ops.messages import loop_title
 from scanlib.ops.scan import Scan
 from scanlib.recurrences import CLASSES, squares
@@ -249,12 +247,12 @@ class _Walk:
 
     # Steps that compose
 
-    def entries_of(self, summary: Summary, start: Any, apply: Callable[[Any, Any], Any]) -> Any:
-        """Return the state before each piece, from the summaries of all, which are gathered."""
+    def gathered(self, summary: Summary) -> Summary:
+        """Return the summaries of all pieces, which each device receives."""
         pieces = self.pieces
         self.spread.rounds += 1
         self.spread.numbers += pieces.count * sum(prod(value.shape[1:]) for value in summary)
-        return pieces.fold(_packed(summary, pieces.cut.gathered), start, apply)
+        return _packed(summary, pieces.cut.gathered)
 
     def exchange(self, number: int, recurrence: Recurrence) -> None:
         """Find the entries of one recurrence; those of the earlier ones are known."""
@@ -282,7 +280,7 @@ class _Walk:
         run, earlier = _once(self.node, number, lambda: self.summary_function(number, recurrence))
         given = [*self.outer.sequences, *(self.entries[part] for part in earlier)]
         found = _mapped(run, given, [*first, *self.outer.non_sequences])
-        after = self.entries_of(found, states, apply)
+        after = pieces.fold(self.gathered(found), states, apply)
         if recurrence.family == squares.FAMILY:
             after = [jnp.sqrt(jnp.where(pieces.is_first(h), 0, h)) for h in after]
         values = iter(after)
@@ -412,8 +410,11 @@ class _Walk:
             return _linear_summary(options, rows, pieces)
 
         summary = _mapped(summarized, [getattr(parts, name) for name in names], [])
-        start = parts.initial[0]
-        entry = self.entries_of(summary, start, partial(_apply_linear, options))
+        # Applying the summaries one after the other is a recurrence of the same kind.
+        matrix, offset = (*self.gathered(summary), None)[:2]
+        walk, start = replace(options, coefficient="steps"), parts.initial
+        history = _run_linear(walk, Parts(None, matrix, offset, start))
+        entry = pieces.cut.spread(history[1:] if pieces.reverse else history[:-1])
         self.entries[0] = jnp.where(pieces.is_first(entry), start, entry)[:, None]
 
     # What does not compose
@@ -489,56 +490,22 @@ def _identity(semiring: str, size: int, dtype: Any) -> Any:
 
 def _linear_summary(options: LinearOptions, parts: Parts, pieces: Pieces) -> Summary:
     """Return the matrices of a piece's steps, composed, and what it makes of the state zero."""
-    matrix, timed = jnp.asarray(parts.matrix), options.coefficient == "steps"
-    if options.semiring != "real" and parts.offset is not None:  # adding is multiplying
-        offset = (
-            parts.offset[..., :, None] if options.side == "left" else parts.offset[..., None, :]
-        )
-        matrix = matrix if timed else matrix[None]
-        lost = offset.ndim - matrix.ndim
-        matrix = matrix.reshape(len(matrix), *[1] * lost, *matrix.shape[1:]) + offset
-        timed = True
-
-    def composed(matrix: Any, side: str) -> Any:
-        if not timed:
-            return _power(options.semiring, matrix, pieces.rows)
-        size = matrix.shape[-1]
-        first = jnp.broadcast_to(
-            _identity(options.semiring, size, matrix.dtype),
-            (1, *matrix.shape[1:-2], size, size),
-        )
-        walk = replace(options, coefficient="steps", side=side, vector=False, untraced=True)
-        return _run_linear(walk, Parts(None, matrix, None, first, parts.mask))[0]
-
-    found = [composed(matrix, options.side)]
-    if options.semiring == "real" and parts.offset is not None:
+    matrix, offset, is_real = jnp.asarray(parts.matrix), parts.offset, options.semiring == "real"
+    size, fixed = matrix.shape[-1], options.coefficient == "fixed"
+    if fixed and is_real:
+        with jax.default_matmul_precision("highest"):
+            found = [jnp.linalg.matrix_power(matrix, pieces.rows)]
+    else:
+        matrix = jnp.broadcast_to(matrix, (pieces.rows, *matrix.shape)) if fixed else matrix
+        if not is_real and offset is not None:  # adding is multiplying
+            offset = jnp.expand_dims(offset, -1 if options.side == "left" else -2)
+            lost = offset.ndim - matrix.ndim
+            matrix = matrix.reshape(len(matrix), *[1] * lost, *matrix.shape[1:]) + offset
+        eye = _identity(options.semiring, size, matrix.dtype)
+        first = jnp.broadcast_to(eye, (1, *matrix.shape[1:-2], size, size))
+        walk = replace(options, coefficient="steps", vector=False, untraced=True)
+        found = [_run_linear(walk, Parts(None, matrix, None, first, parts.mask))[0]]
+    if is_real and offset is not None:
         empty = parts._replace(initial=jnp.zeros_like(parts.initial))
         found.append(_run_linear(replace(options, untraced=True), empty)[0])
     return found
-
-
-def product(semiring: str, matrix: Any, state: Any) -> Any:
-    """Return ``A ⊗ h`` for matrices ``(…, d, d)`` and ``(…, d, m)``."""
-    if semiring == "real":
-        return jnp.matmul(matrix, state, precision=lax.Precision.HIGHEST)
-    terms = matrix[..., :, :, None] + state[..., None, :, :]
-    if semiring == "log":
-        return jax.scipy.special.logsumexp(terms, axis=-2)
-    return (jnp.max if semiring == "max" else jnp.min)(terms, axis=-2)
-
-
-def _power(semiring: str, matrix: Any, count: int) -> Any:
-    """Return a product of `count` times the same matrix, by squaring."""
-    found = None
-    while count:
-        if count & 1:
-            found = matrix if found is None else product(semiring, found, matrix)
-        matrix, count = product(semiring, matrix, matrix), count >> 1
-    return found
-
-
-def _apply_linear(options: LinearOptions, summary: Sequence[Any], h: Any) -> Any:
-    """Return the state after a summary."""
-    matrix, offset = (*summary, None)[:2]
-    step = Parts(None, matrix, offset, None)
-    return next_state(options, step, h, lambda matrix, h, _: product(options.semiring, matrix, h))
