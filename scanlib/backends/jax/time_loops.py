@@ -414,7 +414,8 @@ class _Walk:
         matrix, offset = (*self.gathered(summary), None)[:2]
         walk, start = replace(options, coefficient="steps"), parts.initial
         history = _run_linear(walk, Parts(None, matrix, offset, start))
-        entry = pieces.cut.spread(history[1:] if pieces.reverse else history[:-1])
+        before = pieces.cut.gathered(history[1:] if pieces.reverse else history[:-1])
+        entry = pieces.cut.spread(before)  # a slice that is cut itself would move rows
         self.entries[0] = jnp.where(pieces.is_first(entry), start, entry)[:, None]
 
     # What does not compose
