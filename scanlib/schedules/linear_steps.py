@@ -53,7 +53,7 @@ from scanlib.schedules.elementwise import (
     counted_steps,
     write_checks,
 )
-from scanlib.schedules.linear_vectors import LogSteps, VectorSteps, padded
+from scanlib.schedules.linear_vectors import BLOCK, LogSteps, VectorSteps, padded
 from scanlib.schedules.turns import steps_of_a_turn, turns
 
 WIDEST = 8  # columns longer than this do not fit the registers
@@ -218,6 +218,8 @@ class Table(TableReader[Recurrence]):
             found["states"] = d * self.batches() * 2
         if self.has("offset"):
             found["row"] = d
+            if loop.in_registers():
+                found["rows"] = self.w.select(d <= WIDEST, d * BLOCK, 0)
         if not loop.fixed or loop.is_laid_out():
             many = loop.is_laid_out() and loop.matrix_batched
             found["matrix"] = d * d * self.batches() if many else d * d
@@ -411,10 +413,8 @@ class Run(Table):
             cases.append((self.size.equals(size), VectorSteps(self, size).write))
         self.choose(cases)
         if self.op.untraced:
-            item = Type(loop.dtype)
-            last = self.row_of(self.steps)
-            with w.loop(0, self.row_bytes, item.itemsize) as byte:
-                w.store(self.result(), byte, w.load(item, self.history, last + byte))
+            last = w.offset(self.history, self.row_of(self.steps))
+            w.move(self.result(), last, self.row_bytes)
         return self.out.kernel(register_bytes())
 
     def choose(self, cases: list[tuple[Value, Callable[[], None]]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scanlib.kernels.language import BOOL, FULL, INT64, Local, Value
+from scanlib.kernels.language import BOOL, FULL, INT64, Local, Value, Writer
 from scanlib.kernels.scalars import Number
 from scanlib.kernels.spans import Cell, load_number, store_number
 from scanlib.schedules.elementwise import L, TableReader, write_result
@@ -91,7 +91,7 @@ class TakesSteps(TableReader[L]):
         """Return where the row of a state or a carry is, `offset` steps after this one's."""
         depth, w = self.loop.depths[name], self.w
         if name in self.rings:
-            place = w.apply("remainder", self.i + (depth + offset), w.constant(depth + 1, INT64))
+            place = place_in_ring(w, self.i + (depth + offset), depth)
             return place * self.value_of(self.loop.starts[name].row)
         if name[0] == "c":
             return w.constant(0, INT64)
@@ -163,6 +163,13 @@ class TakesSteps(TableReader[L]):
         w, depth, size = self.w, self.loop.depths[name], self.value_of(self.loop.starts[name].row)
         for k in range(1, depth + 1):
             row = k - 1 if self.loop.reverse else depth - k
-            source = w.apply("remainder", taken + (depth - k), w.constant(depth + 1, INT64)) * size
+            source = place_in_ring(w, taken + (depth - k), depth) * size
             target = w.offset(self.data(name), size * row)
             w.move(target, w.offset(self.rings[name], source), size)
+
+
+def place_in_ring(w: Writer, row: Value, depth: int) -> Value:
+    """Return where a row, which is no negative number, is among the ``depth + 1`` that are kept."""
+    if depth & (depth + 1) == 0:
+        return row & depth  # a remainder takes six instructions a step
+    return w.apply("remainder", row, w.constant(depth + 1, INT64))
