@@ -68,6 +68,9 @@ class DrawnRows(MeasurableOp, Op):
         self.places = places
         self.kinds = kinds
 
+    def __str__(self) -> str:
+        return f"{type(self).__name__}{{{self.scan}}}"
+
     def make_node(self, *inputs: Variable) -> Apply:
         return Apply(self, list(inputs), [kind() for kind in self.kinds])
 
@@ -131,8 +134,8 @@ def _is_valued(fgraph: FunctionGraph, variable: Variable) -> bool:
 @logp_rule.register(DrawnRows)
 def log_densities(
     op: DrawnRows, values: Sequence[Variable], *inputs: Variable, **options: Any
-) -> list[Variable]:
-    """Return the logarithms of the density of each row, given those before it.
+) -> Variable | list[Variable]:
+    """Return the logarithm of the density of each row, given those before it.
 
     Raises
     ------
@@ -154,9 +157,9 @@ def log_densities(
             sequence.outer = sequence.outer[: loop.n_steps]
         loop.n_steps = None
     rows = [_read_values(loop, *both) for both in zip(drawn, draws, values, strict=True)]
-    names = ", ".join(f"`{part.name or f'result {i}'}`" for part, i in zip(drawn, op.places, strict=True))
+    names = ", ".join(op.scan.labels.result(place) for place in op.places)
     try:
-        densities = conditional_logp(dict(zip(draws, rows, strict=True)), warn_rvs=False)
+        by_row = conditional_logp(dict(zip(draws, rows, strict=True)), warn_rvs=False)
     except (NotImplementedError, RuntimeError) as error:
         raise NotImplementedError(
             f"{title}: PyMC cannot derive the density of {names} at one step ({error}); a step "
@@ -167,17 +170,18 @@ def log_densities(
     following = substitute([part.next for part in recurrent], dict(zip(draws, known, strict=True)))
     for part, value in zip(recurrent, following, strict=True):
         part.next = value
-    loop.outputs = [Output(densities[row]) for row in rows]
+    loop.outputs = [Output(by_row[row]) for row in rows]
     _drop_unread(loop)
     unknown = _first_draw(loop.body_outputs())
     if unknown is not None:
         raise NotImplementedError(
-            f"{title}: PyMC cannot derive the density of {names}: it depends on "
-            f"{unknown.name or unknown}, which the steps draw as well and which has no value; make "
-            "it a variable of the model, and its rows a sequence of the loop"
+            f"{title}: PyMC cannot derive the density of {names}: it depends on another draw of a "
+            f"step, {unknown.name or unknown}, which has no value; draw it before the loop, as a "
+            "variable of the model, and give it as a sequence"
         )
     loop.associative = False
-    return loop.apply().outputs
+    densities = loop.apply().outputs
+    return densities[0] if len(densities) == 1 else densities
 
 
 def _read_values(loop: Loop, part: State | Output, draw: Variable, value: Variable) -> Variable:
