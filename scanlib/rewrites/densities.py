@@ -41,7 +41,7 @@ from scanlib._compat.pymc import (
 )
 from scanlib.lengths.numbers import constant_index
 from scanlib.ops.graph import conform, substitute
-from scanlib.ops.loop import Loop, Output, State, past_rows
+from scanlib.ops.loop import Carry, Loop, Output, State, past_rows
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.messages import loop_title
 from scanlib.ops.scan import RandomScan, Scan, stacked
@@ -113,7 +113,9 @@ def _is_trace(rows: Variable, node: Apply, state: int) -> bool:
     if more or not isinstance(index, slice) or index.step is not None:
         return False
     depth = node.op.signature.depths[state]
-    start, stop = (None if end is None else constant_index(end) for end in (index.start, index.stop))
+    start, stop = (
+        None if end is None else constant_index(end) for end in (index.start, index.stop)
+    )
     if node.op.signature.reverse:
         return start in (None, 0) and index.stop is not None and stop == -depth
     return start == depth and index.stop is None
@@ -156,8 +158,14 @@ def log_densities(
         for sequence in loop.sequences:
             sequence.outer = sequence.outer[: loop.n_steps]
         loop.n_steps = None
-    rows = [_read_values(loop, *both) for both in zip(drawn, draws, values, strict=True)]
     names = ", ".join(op.scan.labels.result(place) for place in op.places)
+    for draw, value in zip(draws, values, strict=True):
+        if value.type.ndim != draw.type.ndim + 1:
+            raise TypeError(
+                f"{title}: a value of {names} must have {draw.type.ndim + 1} dimensions, the first "
+                f"of which is time, got {value.type.ndim}"
+            )
+    rows = [_read_values(loop, *both) for both in zip(drawn, draws, values, strict=True)]
     try:
         by_row = conditional_logp(dict(zip(draws, rows, strict=True)), warn_rvs=False)
     except (NotImplementedError, RuntimeError) as error:
@@ -165,7 +173,7 @@ def log_densities(
             f"{title}: PyMC cannot derive the density of {names} at one step ({error}); a step "
             "returns what it draws, or a function of it that PyMC can invert, such as exp(draw)"
         ) from error
-    recurrent = [*loop.states, *loop.carries]
+    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
     known = [conform(row, draw.type) for row, draw in zip(rows, draws, strict=True)]
     following = substitute([part.next for part in recurrent], dict(zip(draws, known, strict=True)))
     for part, value in zip(recurrent, following, strict=True):
@@ -185,7 +193,7 @@ def log_densities(
 
 
 def _read_values(loop: Loop, part: State | Output, draw: Variable, value: Variable) -> Variable:
-    """Make a value what steps read: as the row that is drawn, and as rows before. Return the row."""
+    """Make a value what steps read, as rows that are drawn and rows before; return the drawn."""
     row = TensorType(value.type.dtype, shape=draw.type.shape)()
     rows = conform(value, stacked(row.type, None))
     loop.sequences.append(SequencePart(rows, row, part.name))
