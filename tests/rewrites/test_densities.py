@@ -324,11 +324,11 @@ def test_start_of_sampling_and_changed_models():
 @pytest.mark.slow
 @pytest.mark.parametrize("build", models.WITH_DRAWS.values(), ids=lambda build: build.__name__)
 def test_density_and_gradient_of_models(build):
-    """They are those of PyTensor's loop, under the C linker."""
+    """They are those of PyTensor's loop, run by Python."""
     results = []
-    for scan in (pytensor.scan, scanlib.scan):
+    for scan, mode in ((pytensor.scan, "py"), (scanlib.scan, "numba")):
         model = build(20, scan)
-        with pytensor.config.change_flags(mode=MODES["c"], scanlib__perform="auto"):
+        with pytensor.config.change_flags(mode=MODES[mode]):
             function = model.logp_dlogp_function()
             function.set_extra_values({})
             point = pm.blocking.DictToArrayBijection.map(model.initial_point(random_seed=1))
