@@ -189,6 +189,12 @@ def test_graph_of_many_arrays():
     assert any(copies[1])  # of more parts than Python's stack holds calls
 
 
+def test_a_number_that_a_vector_does_not_have():
+    parts = pt.dscalars("a", "b")
+    program = graph_program(FunctionGraph(parts, [pt.stack(parts)[np.array(2)] + 1.0], clone=False))
+    assert any("out of bounds" in failure.template for failure in program.failures.values())
+
+
 @pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.slow)])
 def test_gradient_of_many_states(count):
     xs, a = pt.dvector("xs"), pt.dscalar("a")
