@@ -133,12 +133,10 @@ class Tables:
 
     def failure(self, error: str, template: str, count: int = 0) -> int:
         """Return the code of a failure."""
-        wanted = Failure(error, template, count)
-        for code, known in self.failures.items():
-            if known == wanted:
-                return code
-        self.failures[len(self.failures) + 1] = wanted
-        return len(self.failures)
+        wanted, known = Failure(error, template, count), list(self.failures.values())
+        code = 1 + (known.index(wanted) if wanted in known else len(known))
+        self.failures[code] = wanted
+        return code
 
     def program(self, name: str, kernels: Kernels, **more: Any) -> LoopProgram:
         """Return the program of the kernels, which have been written."""
@@ -570,18 +568,17 @@ class TableReader(Generic[T]):
             isinstance(other, Apply) and other.op == node.op and _types(other) == _types(node)
             for other in self.loop.functions
         ]
-        place = known.index(True) if any(known) else len(known)
-        if place == len(known):
-            self.loop.functions.append(node)
-        address = self.out.word(self.words.functions + place, POINTER, f"function{place}")
+        address = self._function(node, known.index(True) if any(known) else len(known))
         return [self.w.call_pointer(Type(out.type.dtype), address, *inputs)]
 
     def routine(self, routine: Routine) -> Value:
         """Return the address of a routine, which the table has."""
-        functions = self.loop.functions
-        if routine not in functions:
-            functions.append(routine)
-        place = functions.index(routine)
+        known = self.loop.functions
+        return self._function(routine, known.index(routine) if routine in known else len(known))
+
+    def _function(self, function: Apply | Routine, place: int) -> Value:
+        if place == len(self.loop.functions):
+            self.loop.functions.append(function)
         return self.out.word(self.words.functions + place, POINTER, f"function{place}")
 
 
