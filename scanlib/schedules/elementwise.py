@@ -194,6 +194,8 @@ class Loop(Tables):
         Of how many steps states, `h0` and so on, and carries, `c0` and so on, are read.
     starts : dict of str to Array
         What they start with.
+    taps : dict of Variable to tuple of str and int
+        Which one, and how many steps before, an input of the body is.
     rings : dict of str to Size
         Where in the workspace the last rows are of those that have them there, one row more than
         are read.
@@ -228,6 +230,10 @@ class Loop(Tables):
         self.words = Words(self.inputs, self.outputs, self.functions)
         self.depths = {f"h{i}": depth for i, depth in enumerate(self.signature.depths)}
         self.depths |= {f"c{i}": 1 for i in range(self.signature.n_carries)}
+        self.taps = {carry: (f"c{i}", -1) for i, carry in enumerate(self.inner.carries)}
+        for i, taps in enumerate(self.inner.taps):
+            offsets = zip(taps, self.signature.taps[i], strict=True)
+            self.taps |= {tap: (f"h{i}", offset) for tap, offset in offsets}
         names = [*self.outer.initials, *self.outer.carries]
         self.starts = {k: self.arrays[name] for k, name in zip(self.depths, names, strict=True)}
         self.rings: dict[str, Size] = {}
@@ -630,14 +636,13 @@ def writing_step(kernel: TableReader, first: Size = 0) -> Iterator[Step]:
 
     What is done before the first step comes first.
     """
-    w, loop, before = kernel.w, kernel.loop, Block()
+    w, loop, values = kernel.w, kernel.loop, kernel.size_values
     space = w.offset(kernel.workspace, kernel.value_of(first))
     memory, w.block.statements = w.block.statements, []
-    step = Step(w, kernel.scalars, kernel.size_values, space, before, loop.failure, kernel.routine)
-    step.workspace, step.sizes = loop.workspace, loop.workspace.sizes
+    step = Step(w, kernel.scalars, values, loop.workspace, space, loop.failure, kernel.routine)
     yield step
     loop.checks += step.sizes.checks
-    w.block.statements[:0] = [*memory, *before.statements]
+    w.block.statements[:0] = [*memory, *step.before.statements]
 
 
 def start(loop: Loop) -> Kernel:
