@@ -145,6 +145,10 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def is_traced(self, part: int) -> bool:
         return self.loop.is_traced(self.names[part])
 
+    def keeps_latest(self, part: int) -> bool:
+        """Whether a block leaves the latest values of a part where the next one finds them."""
+        return not self.is_traced(part)
+
     def output_of_sums(self, part: int) -> int | None:
         """Return the output that is the sums of a part, if these can be scanned there."""
         total = self.sums_first[part].total
@@ -374,7 +378,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         w = self.w
         with w.loop(0, depth) as k:
             row: Value = k
-            if self.is_traced(part):
+            if not self.keeps_latest(part):
                 row = self.low + (self.n + k if self.reverse else k)
             value = load_number(w, self.dtype_of(part), *self.place_of_value(part, row))
             self.values[part].store(self.n + k if self.reverse else k, value)
@@ -723,7 +727,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         for part, depth in self.depths.items():
             if part in self.sums_first:
                 store_number(w, *self.place_of_value(part, 0), w.copy(self.kept[part][0]))
-            elif not self.is_traced(part):
+            elif self.keeps_latest(part):
                 with w.loop(0, depth) as k:
                     value = self.values[part].load(k if self.reverse else self.n + k)
                     store_number(w, *self.place_of_value(part, k), value)
