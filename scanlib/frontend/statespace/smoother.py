@@ -28,9 +28,8 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
 from scanlib.frontend.associative_functions import associative_scan
-from scanlib.frontend.scan_function import scan
-from scanlib.frontend.statespace.filter import Parts, Walk
-from scanlib.frontend.statespace.model import StateSpace
+from scanlib.frontend.loop_function import loop
+from scanlib.frontend.statespace.filter import Row, Walk
 from scanlib.ops.graph import row_type
 from scanlib.ops.loop import Loop, Results, State
 from scanlib.ops.loop import Sequence as SequencePart
@@ -52,36 +51,28 @@ def smoothed(walk: Walk, has_cov: bool = True, in_parallel: bool = False) -> lis
     return results
 
 
-def simulated(model: StateSpace, parts: Parts, noise: Sequence[Variable]) -> list[Variable]:
-    """Return states and observations that the model makes of standard normal numbers.
+def simulated(
+    timed: Row, fixed: Row, moments: tuple[Variable, Variable], noise: Sequence[Variable]
+) -> list[Variable]:
+    """Return states and observations that a model makes of standard normal numbers.
 
-    `noise` are those of the first state, of all steps' states, and of their observations.
+    `moments` and `noise` are those of the first state; `noise` then has those of all steps' states,
+    and of their observations.
     """
-    first, of_states, of_observations = noise
-    mean = pt.cast(model.initial_mean, first.type.dtype)
-    own = {**parts.fixed, **parts.timed}
-    start = mean + root(pt.cast(model.initial_cov, first.type.dtype)) @ first
-    pushed = _times(root(own["process_noise"]), of_states)
-    if "state_intercept" in own:
+    own = {**fixed, **timed}
+    start = moments[0] + root(moments[1]) @ noise[0]
+    pushed = _times(root(own["process_noise"]), noise[1])
+    if own["state_intercept"] is not None:
         pushed = pushed + own["state_intercept"]
-    move, is_one = own["transition"], "transition" in parts.timed
+    rows = {"push": pushed} | {k: v for k, v in timed.items() if k == "transition"}
 
-    def step(push: Variable, *rest: Variable) -> Variable:
-        matrix, state = rest if is_one else (move, *rest)
-        return matrix @ state + push
+    def step(state: Variable, row: Row) -> tuple[Variable, Variable]:
+        return row.get("transition", own["transition"]) @ state + row["push"], state
 
-    states = scan(
-        step,
-        [pushed, *([move] if is_one else [])],
-        start,
-        return_updates=False,
-        name="simulated_states",
-    )
-    states = pt.concatenate([start[None], states[:-1]])
-    seen = _times(own["observation"], states) + _times(
-        root(own["observation_cov"]), of_observations
-    )
-    return [states, seen + own.get("observation_intercept", 0)]
+    _, states = loop(step, start, rows, name="simulated_states")
+    seen = _times(own["observation"], states) + _times(root(own["observation_cov"]), noise[2])
+    shift = own["observation_intercept"]
+    return [states, seen if shift is None else seen + shift]
 
 
 def root(covariance: Variable) -> Variable:
