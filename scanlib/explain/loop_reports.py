@@ -214,47 +214,23 @@ def _parts(loop: Loop, recurrences: Sequence[str | None]) -> tuple[Part, ...]:
 
     `recurrences` has one entry for every state, then for every carry.
     """
-    found = [_part("sequence", s.name, s.row, _row(s.outer)) for s in loop.sequences]
     own = iter(recurrences)
+    found = [_part("sequence", part, part.outer, 1) for part in loop.sequences]
     for state in loop.states:
-        tap = next(iter(state.taps.values()))
-        stored = "last rows" if state.untraced else "history"
-        part = _part("state", state.name, tap, _row(state.initial), stored, next(own))
-        found.append(replace(part, taps=tuple(sorted(state.taps))))
+        stored, taps = "last rows" if state.untraced else "history", tuple(sorted(state.taps))
+        found.append(_part("state", state, state.initial, 1, stored, next(own), taps))
     for carry in loop.carries:
-        shape = getattr(carry.initial.type, "shape", None)
-        found.append(_part("state", carry.name, carry.value, shape, "last value", next(own)))
-    for item in loop.non_sequences:
-        shape = getattr(item.outer.type, "shape", None)
-        found.append(_part("non-sequence", item.name, item.inner, shape))
-    found += [_part("output", o.name, o.value, stored="rows") for o in loop.outputs]
+        found.append(_part("state", carry, carry.initial, 0, "last value", next(own)))
+    found += [_part("non-sequence", part, part.outer, 0) for part in loop.non_sequences]
+    found += [_part("output", part, part.value, 0, "rows") for part in loop.outputs]
     return tuple(found)
 
 
-def _row(variable: Variable) -> tuple[int | None, ...]:
-    """Return the static shape of one row of a stacked variable."""
-    return tuple(variable.type.shape[1:])
-
-
-def _part(
-    role: str,
-    name: str | None,
-    variable: Variable,
-    shape: tuple[int | None, ...] | None = None,
-    stored: str | None = None,
-    recurrence: str | None = None,
-) -> Part:
-    """Return a part; `variable` has its dtype (or its type, where that is no tensor).
-
-    A size is known where its own type or `shape` tells it.
-    """
+def _part(role: str, part: Any, variable: Variable, lead: int, *others: Any) -> Part:
+    """Return a part of a loop; a row of it is what `lead` axes leave of a variable."""
+    shape = tuple(variable.type.shape[lead:]) if is_tensor(variable) else None
     dtype = variable.type.dtype if is_numeric(variable) else type(variable.type).__name__
-    sizes = None
-    if is_tensor(variable):
-        own = variable.type.shape
-        given = shape if shape is not None and len(shape) == len(own) else own
-        sizes = tuple(a if a is not None else b for a, b in zip(own, given, strict=True))
-    return Part(role, name or role, dtype, sizes, (), stored, recurrence)
+    return Part(role, part.name or role, dtype, shape, *others)
 
 
 # How good what runs is, why it is no better, and what the author of the loop can do

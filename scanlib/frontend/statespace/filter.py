@@ -58,12 +58,10 @@ class Filtered:
 
 
 def read_parts(model: StateSpace, given: Observations) -> tuple[Row, Row]:
-    """Return what steps read, in one dtype: arrays with a row for each, and the same for all."""
+    """Return a model's parts in one dtype: those with a row for each step, and the others."""
     dtype = dtype_of(given.values, model)
-    timed: Row = {"y": given.values}
-    fixed: Row = dict.fromkeys(("seen", *INTERCEPTS))
-    if given.seen is not None:
-        timed["seen"] = given.seen
+    timed: Row = {}
+    fixed: Row = dict.fromkeys(INTERCEPTS)
     for name in (*NAMES, *INTERCEPTS):
         is_noise = name == "process_noise"
         value = model.process_noise() if is_noise else getattr(model, name)
@@ -174,7 +172,7 @@ def sequential(model: StateSpace, given: Observations) -> Walk:
         after = predict(own, mean, cov)
         return after, [*after, mean, cov, *rest]
 
-    _, found = loop(step, first_moments(model, given), timed, name="kalman_filter")
+    _, found = loop(step, first_moments(model, given), timed | given.rows(), name="kalman_filter")
     histories = [trace.owner.inputs[0] for trace in found[:2]]
     return Walk(*histories, *found[2:])
 

@@ -170,7 +170,7 @@ def elements(model: StateSpace, given: Observations, form: str) -> list[Variable
     firsts = {"transition": pt.zeros_like(cov), "process_noise": cov, "state_intercept": mean}
     if fixed["state_intercept"] is None:
         fixed["state_intercept"] = pt.zeros_like(mean)
-    whole = dict(timed)
+    whole = timed | given.rows()
     for name, first in firsts.items():  # what leads to each step
         whole[name] = pt.concatenate([first[None], over_time(name)])[:steps]
     if form == "square-root":  # what is joined to rows is rows
@@ -192,12 +192,12 @@ def parallel(model: StateSpace, given: Observations, form: str = "parallel") -> 
     def results(row: Row) -> list[Variable]:
         return innovation({**fixed, **row}, row["mean"], row["cov"])[2]
 
-    after = _map(follow, "kalman_predictions", {**timed, "mean": mean, "cov": cov})
+    after = _map(follow, "kalman_predictions", timed | {"mean": mean, "cov": cov})
     before = [
         pt.concatenate([first[None], rows])
         for first, rows in zip(first_moments(model, given), after, strict=True)
     ]
-    own = {**timed, "mean": before[0][:-1], "cov": before[1][:-1]}
+    own = timed | given.rows() | {"mean": before[0][:-1], "cov": before[1][:-1]}
     rest = _map(results, "kalman_densities", own)
     loop = sequential(model, given).predicted_mean.owner
     op = FoundResults(loop.op, owed_to_predictions)

@@ -30,9 +30,7 @@ from pytensor.graph.basic import Variable
 from scanlib.frontend.associative_functions import associative_scan
 from scanlib.frontend.loop_function import loop
 from scanlib.frontend.statespace.filter import Row, Walk
-from scanlib.ops.graph import row_type
-from scanlib.ops.loop import Loop, Results, State
-from scanlib.ops.loop import Sequence as SequencePart
+from scanlib.ops.loop import Loop, Results
 from scanlib.ops.lowered.found_results import FoundResults
 
 Element = tuple[Variable, Variable]
@@ -108,16 +106,16 @@ def affine_history(
     in_parallel : bool
         Whether this is a scan of elements.
     """
-    start, others = (rows[-1:], rows[:-1]) if reverse else (rows[:1], rows[1:])
-    move, row, tap = (row_type(v)() for v in (matrices, others, others))
-    results = Loop(
-        sequences=[SequencePart(matrices, move), SequencePart(others, row)],
-        states=[State(start, {-1: tap}, _moved(is_square, move, tap) + row)],
-        reverse=reverse,
-        name="kalman_affine",
-    ).apply()
+    start, others = (rows[-1], rows[:-1]) if reverse else (rows[0], rows[1:])
+
+    def step(before: Variable, row: Element) -> tuple[Variable, Variable]:
+        after = _moved(is_square, row[0], before) + row[1]
+        return after, after
+
+    _, trace = loop(step, start, (matrices, others), reverse=reverse, name="kalman_affine")
+    history = trace.owner.inputs[0]
     if not in_parallel:
-        return results.histories[0]
+        return history
 
     def compose(first: Element, then: Element) -> Element:
         return then[0] @ first[0], _moved(is_square, then[0], first[1]) + then[1]
@@ -126,8 +124,8 @@ def affine_history(
     edge = pt.zeros([1, *list(matrices.shape)[1:]], dtype=matrices.type.dtype)
     whole = pt.concatenate([matrices, edge] if reverse else [edge, matrices])
     _, found = associative_scan(compose, (whole, rows), reverse=reverse)
-    op = FoundResults(results.node.op, _owed_to_squares if is_square else _owed_to_vectors)
-    return op.make_node(*results.node.inputs, found).outputs[0]
+    op = FoundResults(history.owner.op, _owed_to_squares if is_square else _owed_to_vectors)
+    return op.make_node(*history.owner.inputs, found).outputs[0]
 
 
 def _moved(is_square: bool, matrix: Variable, value: Variable) -> Variable:
