@@ -302,10 +302,9 @@ def sizes_of(loop: Loop, value: Variable) -> list[Variable | None]:
     """Return the sizes of a value of a step, from the sizes of what it reads."""
     sources = loop.sources()
     captured = captured_variables([value], list(sources))
-    read = [(source.array, source.lead) for source in sources.values()]
     shapes = [
         list(outer.shape)[lead:] if hasattr(outer.type, "ndim") else None
-        for outer, lead in [*read, *((outer, 0) for outer in captured)]
+        for outer, lead in [*sources.values(), *((outer, 0) for outer in captured)]
     ]
     values: list[Variable | None] = [*[None] * len(sources), *captured]
     return output_row_shapes([*sources, *captured], [value], shapes, values)[0]

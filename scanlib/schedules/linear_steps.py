@@ -47,7 +47,7 @@ from scanlib.kernels.spans import LINE, itemsize
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.array_loops import array_program
 from scanlib.schedules.elementwise import Array, TableReader, Tables, checked_steps
-from scanlib.schedules.linear_vectors import LogSteps, VectorSteps, padded
+from scanlib.schedules.linear_vectors import BLOCK, LogSteps, VectorSteps, padded
 from scanlib.schedules.turns import steps_of_a_turn, turns
 
 WIDEST = 8  # columns longer than this do not fit the registers
@@ -213,6 +213,8 @@ class Table(TableReader[Recurrence]):
             found["states"] = d * self.batches() * 2
         if self.has("offset"):
             found["row"] = d
+            if loop.in_registers():
+                found["rows"] = self.w.select(d <= WIDEST, d * BLOCK, 0)
         if not loop.fixed or loop.is_laid_out():
             many = loop.is_laid_out() and loop.matrix_batched
             found["matrix"] = d * d * self.batches() if many else d * d
@@ -404,10 +406,8 @@ class Run(Table):
             cases.append((self.size.equals(size), VectorSteps(self, size).write))
         self.choose(cases)
         if self.op.untraced:
-            item = Type(loop.dtype)
-            last = self.row_of(self.steps)
-            with w.loop(0, self.row_bytes, item.itemsize) as byte:
-                w.store(self.result(), byte, w.load(item, self.history, last + byte))
+            last = w.offset(self.history, self.row_of(self.steps))
+            w.move(self.result(), last, self.row_bytes)
         return self.out.kernel(register_bytes())
 
     def choose(self, cases: list[tuple[Value, Callable[[], None]]]) -> None:

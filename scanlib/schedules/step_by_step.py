@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scanlib.kernels.language import BOOL, FULL, INT64, Local, Type, Value
+from scanlib.kernels.language import BOOL, FULL, INT64, Local, Value, Writer
 from scanlib.schedules.elementwise import L, Storage, TableReader, write_result
 from scanlib.schedules.turns import turns
 
@@ -75,10 +75,7 @@ class TakesSteps(TableReader[L]):
         loop, w = self.loop, self.w
         depth = loop.signature.depths[i]
         if loop.has_ring(i):
-            place = self.w.apply(
-                "remainder", self.i + (depth + offset), w.constant(depth + 1, INT64)
-            )
-            return place * self.storage.row_sizes[i]
+            return place_in_ring(w, self.i + (depth + offset), depth) * self.storage.row_sizes[i]
         return (self.t + (-offset if loop.reverse else depth + offset)) * self.storage.row_sizes[i]
 
     def memory_of(self, i: int) -> Value:
@@ -103,10 +100,15 @@ class TakesSteps(TableReader[L]):
         """Write the rows of a ring to the output."""
         loop, w = self.loop, self.w
         depth, size = loop.signature.depths[i], self.storage.row_sizes[i]
-        kind = Type("uint8")
         for k in range(1, depth + 1):
             row = k - 1 if loop.reverse else depth - k
-            source = w.apply("remainder", taken + (depth - k), w.constant(depth + 1, INT64)) * size
-            with w.loop(0, size) as byte:
-                value = w.load(kind, self.storage.spaces[i], source + byte)
-                w.store(self.data(f"h{i}"), size * row + byte, value)
+            source = place_in_ring(w, taken + (depth - k), depth) * size
+            target = w.offset(self.data(f"h{i}"), size * row)
+            w.move(target, w.offset(self.storage.spaces[i], source), size)
+
+
+def place_in_ring(w: Writer, row: Value, depth: int) -> Value:
+    """Return where a row, which is no negative number, is among the ``depth + 1`` that are kept."""
+    if depth & (depth + 1) == 0:
+        return row & depth  # a remainder takes six instructions a step
+    return w.apply("remainder", row, w.constant(depth + 1, INT64))
