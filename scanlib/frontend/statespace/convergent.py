@@ -13,12 +13,14 @@ A. C. Harvey, "Forecasting, structural time series models and the Kalman filter"
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.raise_op import CheckAndRaise
 
-from scanlib.frontend.loop_function import loop
+from scanlib.frontend.scan_function import scan
 from scanlib.frontend.statespace.filter import (
     Row,
     Walk,
@@ -26,10 +28,10 @@ from scanlib.frontend.statespace.filter import (
     gain,
     predict,
     read_parts,
-    sequential,
     solve,
 )
 from scanlib.frontend.statespace.model import Observations, StateSpace
+from scanlib.frontend.step_function import until
 
 # A covariance has settled if no item changes by more, relative to the greatest.
 TOLERANCES = {"float64": 1e-13, "float32": 1e-6}
@@ -52,60 +54,86 @@ def convergent(model: StateSpace, given: Observations) -> Walk:
             "kalman_filter: method 'convergent' is for models whose matrices do not vary over "
             "time; use method 'sequential'"
         )
-    y, own = given.values, read_parts(model, given)[1]
+    own, (start, cov) = read_parts(model, given)[1], first_moments(model, given)
+    z, move = own["observation"], own["transition"]
+    y = given.values
     if given.seen is not None:
         seen = pt.neq(given.seen, 0)
         y = CheckAndRaise(ValueError, MISSING)(pt.switch(seen, y, np.nan), pt.all(seen))
-    count = settling_steps(own, *first_moments(model, given), y.shape[0])
-    first = sequential(model, Observations(y[:count], None, {}))
-    # From here on the gain is that of the last covariance.
-    y, cov = y[count:], first.predicted_cov[-1]
-    z, transition = own["observation"], own["transition"]
-    lower, w, g = gain(z, cov, own["observation_cov"])
-    move = transition - transition @ w.T @ g
     if own["observation_intercept"] is not None:
         y = y - own["observation_intercept"]
-    driven = solve(lower, y.T).T
-    push = driven @ (transition @ w.T).T
+    steps = y.shape[0]
+    covs, lower, w, g, half, filtered = _covariances(own, cov, steps)
+    count = pt.minimum(w.shape[0], steps)
+
+    def settle(y: Variable, lower: Variable, w: Variable, mean: Variable) -> list[Variable]:
+        e = solve(lower, y - z @ mean)
+        return [predict(own, mean + w.T @ e, covs[0])[0], e]
+
+    rows = [y[:count], lower[:count], w[:count]]
+    first, e = scan(settle, rows, [start, None], return_updates=False, name="kalman_settling")
+    means = first.owner.inputs[0]
+    direct = g[-1]
+    driven = pt.linalg.solve_triangular(lower[-1], y[count:].T, lower=True, b_ndim=2).T
+    push = driven @ (w[-1] @ move.T)
     if own["state_intercept"] is not None:
         push = push + own["state_intercept"]
-
-    def step(mean: Variable, push: Variable) -> tuple[Variable, Variable]:
-        after = move @ mean + push
-        return after, after
-
-    _, means = loop(step, first.predicted_mean[-1], push, name="kalman_settled")
-    before = pt.concatenate([first.predicted_mean[-1:], means])[:-1]
-    e = driven - before @ g.T
-    density = -0.5 * (pt.sum(e**2, axis=1) + z.shape[0] * np.log(2 * np.pi))
-    density = density - pt.sum(pt.log(pt.diagonal(lower)))
-
-    def always(value: Variable) -> Variable:
-        return pt.broadcast_to(value, [y.shape[0], *value.shape])
-
-    then = Walk(
-        means,
-        always(cov),
-        before + e @ w,
-        always(cov - w.T @ w),
-        pt.cast(density, cov.type.dtype),
-        always(move),
-        e @ g,
-        always(g.T @ g),
+    matrix = move - move @ w[-1].T @ direct
+    settled = scan(
+        lambda push, mean: matrix @ mean + push,
+        push,
+        means[-1],
+        return_updates=False,
+        name="kalman_settled",
     )
-    return Walk(*map(pt.concatenate, zip(vars(first).values(), vars(then).values(), strict=True)))
+    means = pt.concatenate([means, settled])
+
+    def followed(rows: Variable, total: Variable) -> Variable:
+        """Return rows, and the last one again for all steps that follow."""
+        last = rows[-1]
+        return pt.concatenate([rows[:count], pt.broadcast_to(last, [total - count, *last.shape])])
+
+    e = pt.concatenate([e, driven - means[count:-1] @ direct.T])
+    gain, across = pt.swapaxes(w, 1, 2), pt.swapaxes(g, 1, 2)
+
+    def times(matrices: Variable) -> Variable:
+        return (followed(matrices, steps) @ e[:, :, None])[:, :, 0]
+
+    size = z.shape[0] * np.log(2 * np.pi)
+    density = -0.5 * (pt.sum(e**2, axis=1) + size) - followed(half, steps)
+    return Walk(
+        means,
+        pt.concatenate([covs[:1], followed(covs[1:], steps)]),
+        means[:-1] + times(gain),
+        followed(filtered, steps),
+        pt.cast(density, start.type.dtype),
+        followed(move - move @ gain @ g, steps),
+        times(across),
+        followed(across @ g, steps),
+    )
 
 
-def settling_steps(own: Row, mean: Variable, cov: Variable, steps: Variable) -> Variable:
-    """Return after how many steps covariances have settled."""
-    tolerance = TOLERANCES.get(cov.type.dtype, 1e-6)
+def _covariances(own: Row, start: Variable, steps: Variable) -> list[Variable]:
+    """Return, until they settle: predicted covariances, `C`, `W`, `G`, half of log det, filtered.
 
-    def step(before: tuple[Variable, Variable], _: None) -> tuple[tuple, None, Variable]:
-        count, cov = before
-        _, w, _ = gain(own["observation"], cov, own["observation_cov"])
-        _, after = predict(own, mean, cov - w.T @ w)
+    There is at least one row, also where there are no steps.
+    """
+    z = own["observation"]
+    tolerance = TOLERANCES.get(start.type.dtype, 1e-6)
+
+    def step(cov: Variable) -> Any:
+        lower, w, g = gain(z, cov, own["observation_cov"])
+        filtered = cov - w.T @ w
+        after = predict(own, pt.zeros_like(start[0]), filtered)[1]
+        half = pt.sum(pt.log(pt.diagonal(lower)))
         change, size = pt.max(abs(after - cov)), pt.max(abs(after))
-        return (count + 1, after), None, pt.le(change, tolerance * size)
+        return [after, lower, w, g, half, filtered], until(pt.le(change, tolerance * size))
 
-    (count, _), *_ = loop(step, (0, cov), length=steps, name="kalman_covariances")
-    return count
+    trace, *outputs = scan(
+        step,
+        outputs_info=[start, *[None] * 5],
+        n_steps=pt.maximum(steps, 1),
+        return_updates=False,
+        name="kalman_covariances",
+    )
+    return [trace.owner.inputs[0], *outputs]
