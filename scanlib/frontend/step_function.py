@@ -153,8 +153,9 @@ def call_function(
         error.add_note(
             f"{where} is called before the loop runs, with symbolic variables: "
             f"{'; '.join(map(_with_types, texts, arguments))}. In place of `if`, `math`, NumPy "
-            "and `jax.numpy` use functions of pytensor.tensor, such as where, exp and maximum, and "
-            "h[i].set(v) in place of h[i] = v or h.at[i].set(v)."
+            "and `jax.numpy` use functions of pytensor.tensor, such as where, exp and maximum, "
+            "h[i].set(v) in place of h[i] = v or h.at[i].set(v), and as_tensor(table)[i] to read a "
+            "list or an array of NumPy at a symbolic place."
             # PyTensor's, for an index that is text
             + " The items of a row have numbers, x[0], not names."
             * isinstance(error, RecursionError)
