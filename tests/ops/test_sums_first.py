@@ -95,9 +95,8 @@ def in_python(step, a, g):
 NUMPY = {
     "a product": lambda a, g, h: (a * (h + g), h + g),
     "the readers of a sum": lambda a, g, h: (a * (h + g), np.square(h + g) * g),
-    "a quotient": lambda a, g, h: ((h + g) * a / (2 + a * a), h + g),
-    "a choice": lambda a, g, h: (a * (h + g) if a > 0 else 0.0, (h + g) * a),
-    "more addends": lambda a, g, h: (-a * (h + g + a), h + g + a),
+    "several factors": lambda a, g, h: (a * a * (h + g), (h + g) * a),
+    "more addends": lambda a, g, h: (a * (h + g + a), h + g + a),
 }
 
 
