@@ -293,3 +293,9 @@ class Loop:
         node = op.make_node(*inputs)
         parts = signature.split_outputs(node.outputs)
         return Results(parts.histories, parts.carries, parts.outputs, node)
+
+
+def past_rows(history: Variable, depth: int, lag: int, reverse: bool) -> Variable:
+    """Return the rows of a history that steps read, or with lag 0 write: one for each step."""
+    first, last = (lag, lag - depth) if reverse else (depth - lag, -lag)
+    return history[first or None : last or None]

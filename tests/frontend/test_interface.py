@@ -1,6 +1,8 @@
 """What users call: arguments in all their forms, both return conventions, and the helpers."""
 
+import copy
 import inspect
+import pickle
 
 import numpy as np
 import pytensor
@@ -51,6 +53,18 @@ class TestReturnConventions:
         assert dict(updates) == {}
         outputs, updates = self.build(outputs=2)
         assert len(outputs) == 2
+
+    def test_who_takes_the_pair_for_the_outputs_is_told(self):
+        pair = self.build()
+        assert isinstance(pair, tuple)
+        assert isinstance(pickle.loads(pickle.dumps(pair)).outputs, Variable)
+        for value in (pair, pair[-1], copy.deepcopy(pair)):
+            with pytest.raises(AttributeError, match="return_updates=False"):
+                value.sum()
+        with pytest.raises(TypeError, match="OutputsAndUpdates"):
+            pair**2
+        with pytest.raises(NotImplementedError, match="updates of shared variables"):
+            pt.sum(pair)
 
     def test_outputs_only(self):
         assert isinstance(self.build(return_updates=False), Variable)
@@ -341,6 +355,23 @@ def test_order_of_arguments_with_taps(mode):
     )
     for got, wanted in zip(evaluate(outputs, values, mode), expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-12)
+
+
+def test_non_sequences_that_no_step_reads(fast_mode):
+    """A function takes them, and they cost nothing."""
+    x, unread = pt.dvector("x"), pt.dmatrix("unread")
+    shared = pytensor.shared(np.random.default_rng(3))
+    given = [unread, 3.0, unread, shared]
+    sums, _ = scanlib.scan(lambda x, h, *_: h + x, x, np.float64(0), given)
+    f = pytensor.function([x, unread], sums, mode=fast_mode)
+    np.testing.assert_array_equal(f([1.0, 2.0], np.ones((1, 1))), [1.0, 3.0])
+    assert all(
+        unread_input not in node.inputs
+        for node in f.maker.fgraph.toposort()
+        for unread_input in f.maker.fgraph.inputs[1:]
+    )
+    with pytest.raises(pytensor.gradient.DisconnectedInputError):
+        pytensor.grad(sums.sum(), unread)
 
 
 def test_non_sequences_of_shared_variables_that_change(mode):
