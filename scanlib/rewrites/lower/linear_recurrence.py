@@ -222,8 +222,12 @@ def value_of(part: State | Carry) -> Variable:
     return part.taps[-1] if isinstance(part, State) else part.value
 
 
-def find_recurrence(node: Apply) -> tuple[Loop, Roles, Joined | None]:
+def find_recurrence(
+    node: Apply, at_any_cost: bool = False
+) -> tuple[Loop, Roles, Joined | None]:
     """Return a loop around one matrix recurrence: the one of a node, or that of all its parts.
+
+    See `lower_linear.lower_linear`.
 
     Raises
     ------
@@ -232,17 +236,19 @@ def find_recurrence(node: Apply) -> tuple[Loop, Roles, Joined | None]:
     """
     if node.op.recompute:
         raise NotLinearError("its steps are segments of a checkpointed loop")
-    loop = canonical_loop(node)
+    loop = canonical_loop(node, not at_any_cost)
     if loop.stop is not None:
         raise NotLinearError("the loop may stop early")
     if loop.truncate_gradient != -1:
         raise NotLinearError("its gradient is truncated")
     slots = slots_of([*loop.states, *split_sums(loop)[1]])
     check_types(slots)
+    if not at_any_cost:
+        check_sparsity([slot.value for slot in slots], [slot.next for slot in slots])
     try:
         values, nexts = [slot.value for slot in slots], [slot.next for slot in slots]
         check_operations(values, nexts, reads_shape)
-        found = _Search(node, loop, {}).result()
+        found = _Search(node, loop, {}, at_any_cost).result()
     except NotAffineError as error:
         raise NotLinearError(str(error)) from error
     if not loop.states:
@@ -264,9 +270,6 @@ def check_types(slots: Sequence[Slot]) -> None:
         raise NotLinearError(f"its states have different dtypes: {sorted(dtypes)}")
     if not dtypes.pop().startswith(("float", "complex")):
         raise NotLinearError("the states hold no floating-point numbers")
-    values = [slot.value for slot in slots]
-    check_sparsity(values, [slot.next for slot in slots])
-
 
 # Carries that are read in a sum alone
 
@@ -457,8 +460,14 @@ class Joined:
 class _Search:
     """Finds the recurrence of a loop of which nothing is known but the types of its states."""
 
-    def __init__(self, node: Apply, loop: Loop, shifts: dict[int, Variable]) -> None:
-        self.node, self.loop = node, loop
+    def __init__(
+        self,
+        node: Apply,
+        loop: Loop,
+        shifts: dict[int, Variable],
+        at_any_cost: bool = False,
+    ) -> None:
+        self.node, self.loop, self.at_any_cost = node, loop, at_any_cost
         self.parts = [*loop.states, *loop.carries, *loop.outputs]
         self.sizes = BodySizes(loop)
         made = self.sizes.cut(loop, list(shifts.values()))
@@ -496,7 +505,8 @@ class _Search:
             found = of_one_state(self.forms, slot.next)
         if found is None:
             return None
-        check_step_matrices(self.loop, steps, found.matrix)
+        if not self.at_any_cost:
+            check_step_matrices(self.loop, steps, found.matrix)
         return Roles(slot.part, found, self.sums, self.shift_of.get(id(slot.part)))
 
     def joined(self) -> tuple[Loop, Roles, Joined]:
@@ -515,13 +525,14 @@ class _Search:
         matrix = self.matrix(self.forms, blocks, batch)
         above = set(ancestors([matrix]))
         sizes = [self.forms.size(k, batch) for k in range(len(self.slots))]
-        check_joined_cost(
-            [constant_integer(size) for size in sizes],
-            [slot.value.type.ndim - batch for slot in self.slots],
-            [[j for j, block in enumerate(row) if block and block.full] for row in blocks],
-            any(sequence.row in above for sequence in loop.sequences),
-        )
-        check_step_matrices(loop, {slot.value: slot.next for slot in self.slots}, matrix)
+        if not self.at_any_cost:
+            check_joined_cost(
+                [constant_integer(size) for size in sizes],
+                [slot.value.type.ndim - batch for slot in self.slots],
+                [[j for j, block in enumerate(row) if block and block.full] for row in blocks],
+                any(sequence.row in above for sequence in loop.sequences),
+            )
+            check_step_matrices(loop, {slot.value: slot.next for slot in self.slots}, matrix)
         mask = None
         if not all(block and block.full for row in blocks for block in row):
             mask = self.mask(batch)

@@ -70,16 +70,25 @@ def explain_linear(node: Apply) -> str | None:
 
 
 def lower_linear(
-    node: Apply, read: list[bool], step_products: bool = False
+    node: Apply, read: list[bool], step_products: bool = False, at_any_cost: bool = False
 ) -> list[Variable | None]:
     """Return what replaces each output of a loop that is read, as graphs of its inputs.
+
+    Parameters
+    ----------
+    node : Apply
+    read : list of bool
+    step_products : bool
+        See `scanlib.ops.linker_features.CompilesStepProducts`.
+    at_any_cost : bool
+        Whether not to ask what the matrices cost; the loop need not have been simplified then.
 
     Raises
     ------
     NotLinearError
         If the loop is of another form.
     """
-    loop, parts, joined = find_recurrence(node)
+    loop, parts, joined = find_recurrence(node, at_any_cost)
     if joined is not None:
         values = lower_parts(loop, parts, joined.read(read), step_products)
         return joined.results(values, read)
