@@ -222,9 +222,7 @@ def value_of(part: State | Carry) -> Variable:
     return part.taps[-1] if isinstance(part, State) else part.value
 
 
-def find_recurrence(
-    node: Apply, at_any_cost: bool = False
-) -> tuple[Loop, Roles, Joined | None]:
+def find_recurrence(node: Apply, at_any_cost: bool = False) -> tuple[Loop, Roles, Joined | None]:
     """Return a loop around one matrix recurrence: the one of a node, or that of all its parts.
 
     See `lower_linear.lower_linear`.
@@ -270,6 +268,7 @@ def check_types(slots: Sequence[Slot]) -> None:
         raise NotLinearError(f"its states have different dtypes: {sorted(dtypes)}")
     if not dtypes.pop().startswith(("float", "complex")):
         raise NotLinearError("the states hold no floating-point numbers")
+
 
 # Carries that are read in a sum alone
 

@@ -1,10 +1,9 @@
 """Newton's iterations as a loop: what `scanlib.ops.lowered.newton_scan.NewtonScan` becomes.
 
 A loop with `until` carries the histories of all states and, for each member (of the batch along the
-axes of a `Linearization`),
-whether it has converged. A member that has, or that is lost (an item is not finite, and no damping
-is left to raise), stays as it is while others go on. No value is replaced by another because it is
-not finite: a loop with a member that is lost has not converged.
+axes of a `Linearization`), whether it has converged. A member that has, or that is lost (an item is
+not finite, and no damping is left to raise), stays as it is while others go on. No value is
+replaced by another because it is not finite: a loop with a member that is lost has not converged.
 
 A loop is linearized around a trajectory. With the trajectory `g` of the states,
 ``t = 0 … T-1``, the residuals and the correction are::
@@ -13,8 +12,8 @@ A loop is linearized around a trajectory. With the trajectory `g` of the states,
     δ_t = r_t + Σ_k κ J_{t,k} δ_{t-k},      δ = 0 before the first step
 
 with ``J_{t,k}`` the Jacobian of step `t` by the rows `k` steps back, or what stands for it, and `κ`
-one minus the damping. Axes of the states that are independent of one another are axes of a batch:
-`J` is then a batch of blocks, or of numbers where no axis is left (`elementwise`).
+one minus the damping. The sum over `k` is the tangent of the step: an affine loop, whose matrices
+and their structure the lowering finds (`scanlib.rewrites.lower`).
 
 The diagonal of a Jacobian follows from the structure of a step, without the Jacobian. What moves
 with a vector `m` is followed through the tangent of a step as
@@ -127,45 +126,54 @@ class Linearization:
         """
         states = self.loop.states
         steps = at_all_steps(self.loop, histories, "correction")
-        if kept is not None:
-            steps.non_sequences.append(NonSequence(kept, kept.type()))
+        share = None if kept is None else kept.type()
+        if share is not None:
+            steps.non_sequences.append(NonSequence(kept, share))
         moved: dict[tuple[int, int], Variable] = {}
         for source, state in enumerate(states):
-            kind = _like(state)
-            taps = {offset: kind() for offset in state.taps}
-            steps.states.append(State(pt.zeros_like(state.initial), taps, taps[max(taps)]))
+            kind, order = _like(state), self.members_first(_like(state).ndim)
+            initial = pt.zeros_like(state.initial).dimshuffle(0, *(axis + 1 for axis in order))
+            taps = {offset: row_type(initial)() for offset in state.taps}
+            steps.states.append(State(initial, taps, taps[max(taps)]))
             for offset, tap in taps.items():
-                share = None if kept is None else steps.non_sequences[-1].inner
-                moved[source, offset] = (
-                    tap if share is None else tap * self.over_row(share, kind.ndim)
-                )
+                own = tap.dimshuffle(*map(order.index, range(kind.ndim)))
+                own = own if share is None else own * self.over_row(share, kind.ndim)
+                moved[source, offset] = own
+        nexts, given = [state.next for state in states], _rows(self.loop, histories)
         if self.diagonals is None:
-            pairs = [(states[i].taps[offset], tap) for (i, offset), tap in moved.items()]
-            changes = step_tangents([state.next for state in states], pairs)
-            rows = [row_type(each)() for each in _rows(self.loop, histories)]
-            steps.sequences += map(SequencePart, _rows(self.loop, histories), rows)
-            errors = [state.next - row for state, row in zip(states, rows, strict=True)]
+            pairs = [(states[i].taps[offset], own) for (i, offset), own in moved.items()]
+            changes = step_tangents(nexts, pairs)
+            rows = [row_type(each)() for each in given]
+            steps.sequences += map(SequencePart, given, rows)
+            errors = [after - row for after, row in zip(nexts, rows, strict=True)]
             steps.outputs = [Output(error) for error in errors]
         else:
-            nexts = [state.next for state in states]
             found = along(self.loop, histories, [*nexts, *self.diagonals.values()])
-            given = zip(found, _rows(self.loop, histories), strict=False)
-            residuals = [after - row for after, row in given]
-            factors = found[len(states) :]
-            inner = [row_type(each)() for each in (*residuals, *factors)]
-            steps.sequences = list(map(SequencePart, [*residuals, *factors], inner))
-            errors, changes = inner[: len(states)], [pt.zeros((), v.dtype) for v in residuals]
-            for (to, *source), factor in zip(self.diagonals, inner[len(states) :], strict=True):
-                changes[to] = changes[to] + factor * moved[tuple(source)]
+            residuals = [after - row for after, row in zip(found, given, strict=False)]
+            read = [*residuals, *found[len(states) :]]
+            rows = [row_type(each)() for each in read]
+            steps.sequences = list(map(SequencePart, read, rows))
+            errors, changes = rows[: len(states)], [pt.zeros((), v.dtype) for v in residuals]
+            for (to, i, offset), factor in zip(self.diagonals, rows[len(states) :], strict=True):
+                changes[to] = changes[to] + factor * moved[i, offset]
         for state, error, change in zip(steps.states, errors, changes, strict=True):
-            state.next = error + change
+            state.next = (error + change).dimshuffle(*self.members_first(error.type.ndim))
         made = steps.apply()
         results: list[Variable] = made.node.outputs
         if self.diagonals is None:
             with suppress(NotLinearError):
                 results = lower_linear(made.node, [True] * len(results), at_any_cost=True)
             residuals = results[len(states) :]
-        return _rows(self.loop, results[: len(states)]), residuals
+        corrections = []
+        for vectors in _rows(self.loop, results[: len(states)]):
+            order = self.members_first(vectors.type.ndim - 1)
+            back = [order.index(axis) + 1 for axis in range(len(order))]
+            corrections.append(vectors.dimshuffle(0, *back))
+        return corrections, residuals
+
+    def members_first(self, ndim: int) -> list[int]:
+        """Return the axes of a row, those of the batch before the others."""
+        return [*self.axes, *self.rest(ndim)]
 
     def rest(self, ndim: int) -> list[int]:
         """Return the axes of a row that are not those of the batch."""
