@@ -23,7 +23,7 @@ class Case(NamedTuple):
     outputs: int = 0
     options: dict[str, Any] = {}  # noqa: RUF012
     static: bool = False
-    stays: bool = False  # a loop: matrices stand at both sides of its state
+    stays: bool = False  # a loop: matrices act along several axes of its state
 
 
 class Symbols:
@@ -187,6 +187,7 @@ CASES = {
         {"P": (3, 3)},
         {"A": (3, 3)},
         static=True,
+        stays=True,
     ),
     "backwards in two orders": Case(
         lambda p, u, h, A: [A @ h[::-1] + u], {"u": (3,)}, {"h": (3,)}, {"A": (3, 3)}

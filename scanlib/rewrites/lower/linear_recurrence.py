@@ -472,7 +472,7 @@ class _Search:
             return None
         found = in_other_semiring(slot.value, slot.next, self.sizes)
         if found is None:
-            found = of_one_state(self.forms, slot.next)
+            found = of_one_state(self.forms, slot.next, self.at_any_cost)
         if found is None:
             return None
         if not self.at_any_cost:
@@ -525,7 +525,7 @@ class _Search:
                 if k == OFFSET:
                     continue
                 ties = enumerate(block.ties[:most])
-                mixed = [k for k, tie in ties if tie != k or k in block.sides]
+                mixed = [k for k, tie in ties if tie != k]
                 most = min([most, *mixed])
         return most
 
@@ -537,7 +537,7 @@ class _Search:
             loose = range(batch, slot.next.type.ndim)
             rows.append(
                 [
-                    forms.loosened(j, forms.opened(j, found[j]), loose) if j in found else None
+                    forms.loosened(j, found[j], loose) if j in found else None
                     for j in range(len(self.slots))
                 ]
             )

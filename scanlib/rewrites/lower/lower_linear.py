@@ -20,6 +20,8 @@ vector (`linear_recurrence`). Loops with `until` stay.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
@@ -296,17 +298,13 @@ class LinearLowering:
 
 def _untransposed(side: str, matrix: Variable) -> tuple[str, Variable]:
     """Return a side and matrix without a transposition: a vector may stand on either."""
-    node = matrix.owner
-    while node is not None and isinstance(node.op, DimShuffle):
-        order = node.op.new_order
-        ndim = len(order)
-        inner = node.inputs[0]
-        if order == tuple(range(inner.type.ndim)):
-            matrix, node = inner, inner.owner
-            continue
-        if order == (*range(ndim - 2), ndim - 1, ndim - 2) and inner.type.ndim == ndim:
-            side = "right" if side == "left" else "left"
-            matrix, node = inner, inner.owner
-            continue
-        break
+    own: list[Any] = list(range(matrix.type.ndim))
+    base, order = matrix, own
+    while base.owner is not None and isinstance(base.owner.op, DimShuffle):
+        before = base.owner.op.new_order
+        base, order = base.owner.inputs[0], [o if o == "x" else before[o] for o in order]
+    if order == own:
+        return side, base
+    if order == [*own[:-2], own[-1], own[-2]]:
+        return "right" if side == "left" else "left", base
     return side, matrix
