@@ -132,7 +132,7 @@ CASES = {
         {"A": (3, 3)},
         static=True,
     ),
-    "reshaped": Case(reshaped, {"u": (6,)}, {"H": (3, 2)}, {"A": (6, 6)}, static=True),
+    "reshaped": Case(reshaped, {"u": (6,)}, {"H": (3, 2)}, {"A": (6, 6)}, static=True, stays=True),
     "transposed": Case(
         lambda p, u, H, A: [A @ H.T + u], {"u": (2, 2)}, {"H": (2, 2)}, {"A": (2, 2)}, static=True
     ),
