@@ -1,7 +1,8 @@
 """Models of PyMC and pymc-extras with a recurrence in them, written as their users write them.
 
 Each function returns a model on simulated data of a given length. Nothing in them knows scanlib:
-loops come from PyMC's distributions, from pymc-extras, or from ``pytensor.scan``.
+loops come from PyMC's distributions, from pymc-extras, or from ``pytensor.scan``. Those of
+`WITH_DRAWS`, whose density PyMC derives from the draws of a loop, take the function that makes it.
 """
 
 from __future__ import annotations
@@ -143,6 +144,94 @@ def state_space(length: int) -> pm.Model:
     return model
 
 
+def drawn_autoregression(length: int, scan: Callable[..., Any] = pytensor.scan) -> pm.Model:
+    """AR(2) by two taps, its initial values and coefficients unknown."""
+
+    def dist(start: Any, rho: Any, sigma: Any, size: Any) -> Any:
+        def step(before: Any, last: Any, rho: Any, sigma: Any) -> tuple[Any, Any]:
+            y = rho[0] * last + rho[1] * before + pm.Normal.dist(0, sigma)
+            return y, pm.pytensorf.collect_default_updates([y])
+
+        ys, _ = scan(
+            step,
+            outputs_info=[{"initial": start, "taps": [-2, -1]}],
+            non_sequences=[rho, sigma],
+            n_steps=length,
+        )
+        return ys
+
+    with pm.Model() as model:
+        start, rho = pm.Normal("start", 0, 1, shape=2), pm.Normal("rho", 0, 0.5, shape=2)
+        sigma = pm.HalfNormal("sigma", 1)
+        shapes = {"ndims_params": [1, 1, 0], "ndim_supp": 1}
+        pm.CustomDist("y", start, rho, sigma, dist=dist, observed=noise(length), **shapes)
+    return model
+
+
+def drawn_garch(length: int, scan: Callable[..., Any] = pytensor.scan) -> pm.Model:
+    """GARCH(1, 1): of the two states, the variance is no draw."""
+
+    def dist(omega: Any, alpha: Any, beta: Any, size: Any) -> Any:
+        def step(y: Any, variance: Any, omega: Any, alpha: Any, beta: Any) -> tuple[Any, Any]:
+            variance = omega + alpha * y**2 + beta * variance
+            y = pm.Normal.dist(0, pt.sqrt(variance))
+            return (y, variance), pm.pytensorf.collect_default_updates([y])
+
+        (ys, _), _ = scan(
+            step,
+            outputs_info=[pt.zeros(()), pt.ones(())],
+            non_sequences=[omega, alpha, beta],
+            n_steps=length,
+        )
+        return ys
+
+    with pm.Model() as model:
+        omega = pm.HalfNormal("omega", 1)
+        alpha, beta = pm.Beta("alpha", 1, 5), pm.Beta("beta", 5, 1)
+        pm.CustomDist("y", omega, alpha, beta, dist=dist, ndim_supp=1, observed=noise(length))
+    return model
+
+
+def drawn_chain(length: int, scan: Callable[..., Any] = pytensor.scan) -> pm.Model:
+    """A Markov chain of three states that is observed."""
+
+    def dist(moves: Any, size: Any) -> Any:
+        def step(state: Any, moves: Any) -> tuple[Any, Any]:
+            state = pm.Categorical.dist(p=moves[state])
+            return state, pm.pytensorf.collect_default_updates([state])
+
+        first = pt.constant(0, dtype="int64")
+        states, _ = scan(step, outputs_info=[first], non_sequences=[moves], n_steps=length)
+        return states
+
+    seen = np.random.default_rng(3).integers(0, 3, size=length)
+    with pm.Model() as model:
+        moves = pm.Dirichlet("moves", np.ones((3, 3)))
+        pm.CustomDist(
+            "state", moves, dist=dist, ndims_params=[2], ndim_supp=1, dtype="int64", observed=seen
+        )
+    return model
+
+
+def drawn_walk(length: int, scan: Callable[..., Any] = pytensor.scan) -> pm.Model:
+    """A random walk seen through noise: each level is a parameter."""
+
+    def dist(scale: Any, size: Any) -> Any:
+        def step(level: Any, scale: Any) -> tuple[Any, Any]:
+            level = level + pm.Normal.dist(0, scale)
+            return level, pm.pytensorf.collect_default_updates([level])
+
+        start = pt.zeros(())
+        levels, _ = scan(step, outputs_info=[start], non_sequences=[scale], n_steps=length)
+        return levels
+
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1)
+        level = pm.CustomDist("level", scale, dist=dist, ndim_supp=1, shape=(length,))
+        pm.Normal("y", level, 1.0, observed=np.cumsum(noise(length)))
+    return model
+
+
 MODELS: dict[str, Callable[[int], pm.Model]] = {
     "AR(2)": autoregression,
     "random walk": random_walk,
@@ -152,6 +241,12 @@ MODELS: dict[str, Callable[[int], pm.Model]] = {
     "SIR": epidemic,
     "hidden Markov chain": hidden_chain,
     "linear trend, Kalman filter": state_space,
+}
+WITH_DRAWS: dict[str, Callable[..., pm.Model]] = {
+    "AR(2), drawn in a loop": drawn_autoregression,
+    "GARCH(1, 1), drawn in a loop": drawn_garch,
+    "Markov chain, drawn in a loop": drawn_chain,
+    "random walk, drawn in a loop": drawn_walk,
 }
 EXTRAS = (hidden_chain, state_space)
 """Models that need pymc-extras."""

@@ -1,7 +1,7 @@
 """The door to what scanlib takes from outside beyond public names, each with the reason.
 
-Here is what is PyTensor's, and where its releases differ; `xtensor`, `numba`, `jax` and `torch`
-have a module of their own, which imports the package it is about.
+Here is what is PyTensor's, and where its releases differ; `xtensor`, `numba`, `jax`, `torch` and
+`pymc` have a module of their own, which imports the package it is about.
 
 scanlib supports PyTensor 3.0.7 (the newest for Python 3.11) and the newest release. Each name has
 its reason; ``docs/upstream.md`` has what is changed in PyTensor itself, as proposals.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable, collect_new_shareds
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.variable import TensorVariable
 
@@ -29,7 +29,7 @@ from scanlib.frontend.step_function import (
 from scanlib.frontend.values import advice
 from scanlib.ops.graph import depends_on, index_text, is_tensor, row_type
 from scanlib.ops.logaddexp import stable_logs
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, State
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, State, past_rows
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.lowered.newton_scan import Newton
 from scanlib.ops.messages import loop_title
@@ -266,11 +266,18 @@ class LoopBuilder:
 
 
 def add_captured(loop: Loop, given: Sequence[Variable] = ()) -> list[Variable]:
-    """Make what a step reads from outside inputs of its loop, what was given first; return it."""
+    """Make what a step reads from outside inputs of its loop, what was given first; return it.
+
+    What was given is an input as well where no step reads it, so that `pytensor.function` takes it.
+    """
     captured = captured_variables(loop.body_outputs(), loop.body_inputs())
     order = {variable: i for i, variable in enumerate(given)}
     captured.sort(key=lambda variable: order.get(variable, len(order)))
-    own = [NonSequence(outer, outer.type(name=outer.name), outer.name) for outer in captured]
+    known = {*captured, *(part.outer for part in loop.non_sequences)}
+    known |= {carry.initial for carry in loop.carries}
+    unread = [v for v in order if v not in known and not isinstance(v, Constant)]
+    inputs = [*captured, *unread]
+    own = [NonSequence(outer, outer.type(name=outer.name), outer.name) for outer in inputs]
     loop.non_sequences += own
     loop.substitute({part.outer: part.inner for part in own})
     return captured
@@ -280,19 +287,12 @@ def sizes_of(loop: Loop, value: Variable) -> list[Variable | None]:
     """Return the sizes of a value of a step, from the sizes of what it reads."""
     sources = loop.sources()
     captured = captured_variables([value], list(sources))
-    read = [(source.array, source.lead) for source in sources.values()]
     shapes = [
         list(outer.shape)[lead:] if hasattr(outer.type, "ndim") else None
-        for outer, lead in [*read, *((outer, 0) for outer in captured)]
+        for outer, lead in [*sources.values(), *((outer, 0) for outer in captured)]
     ]
     values: list[Variable | None] = [*[None] * len(sources), *captured]
     return output_row_shapes([*sources, *captured], [value], shapes, values)[0]
-
-
-def past_rows(history: Variable, depth: int, lag: int, reverse: bool) -> Variable:
-    """Return the rows of a history that steps read, or with lag 0 write: one for each step."""
-    first, last = (lag, lag - depth) if reverse else (depth - lag, -lag)
-    return history[first or None : last or None]
 
 
 class LoopResult(TensorVariable):

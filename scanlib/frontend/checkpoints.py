@@ -62,10 +62,16 @@ def check_checkpoint(loop: Loop, title: str) -> None:
     TypeError
         If it carries what cannot be stored where a segment starts, naming the value.
     ValueError
-        If there are sure to be too few bytes.
+        If there are sure to be too few bytes, or the gradient is truncated.
     """
     if loop.checkpoint is None:
         return
+    if loop.truncate_gradient >= 0:
+        raise ValueError(
+            f"{title}: a gradient of the last {loop.truncate_gradient} steps has no checkpoints; "
+            "leave out `checkpoint` or `truncate_gradient`, or take the steps before in a loop of "
+            "their own and pass its last values on by pytensor.gradient.disconnected_grad"
+        )
     loop.checkpoint.check(loop)
     for carry in loop.carries:
         if not is_tensor(carry.value) and not isinstance(carry.value.type, RandomType):

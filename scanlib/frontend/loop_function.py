@@ -187,7 +187,8 @@ class _Step:
             came = f"{len(returned)} values" if isinstance(returned, tuple) else brief(returned)
             raise TypeError(
                 f"{step_name(self.fn)} must return (carry, y), or (carry, y, stop) to end the "
-                f"loop early, got {came}; return None where there is no carry or no y"
+                f"loop early, got {came}; return None where there is no carry or no y, and a tree, "
+                "as in carry, (y, z), where there are several"
             )
         if len(returned) == 3 and self.until is not None:
             raise ValueError(
@@ -219,6 +220,11 @@ class _Step:
     def state(self, leaf: _Leaf, value: Any, output: OutputArgument) -> Variable:
         """Return the next value of a state; one that has more dims than `init` gives it these."""
         assert output.initial is not None
+        if isinstance(value, Lags):
+            raise TypeError(
+                f"{leaf.path}: the step returns {value}; return the one new value, as in "
+                "0.5 * h[1] + x; those before it stay without being returned"
+            )
         if isinstance(value, NUMBER) and not output.is_carry:
             dtype = np.dtype(output.initial.type.dtype)
             value = pt.constant(np.asarray(value, dtype=np.result_type(dtype, value)))
@@ -251,7 +257,7 @@ def _compared(condition: Variable) -> Variable:
     if np.dtype(condition.type.dtype).kind in "fc":
         raise TypeError(
             f"the condition must be a boolean, got {type_text(condition.type)}; compare, as in "
-            "abs(change) < 1e-6"
+            "abs(change) < 1e-6; several values to keep are one tree, as in carry, (y, z)"
         )
     return condition
 

@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.graph.utils import MissingInputError
 from pytensor.scan.utils import until as classic_until
+from pytensor.tensor.random.op import RNGConsumerOp
+from pytensor.tensor.random.type import RandomType
 
 from scanlib.frontend.arguments import OutputArgument, describe_whole
 from scanlib.frontend.states import type_text
@@ -151,8 +153,9 @@ def call_function(
         error.add_note(
             f"{where} is called before the loop runs, with symbolic variables: "
             f"{'; '.join(map(_with_types, texts, arguments))}. In place of `if`, `math`, NumPy "
-            "and `jax.numpy` use functions of pytensor.tensor, such as where, exp and maximum, and "
-            "h[i].set(v) in place of h[i] = v or h.at[i].set(v)."
+            "and `jax.numpy` use functions of pytensor.tensor, such as where, exp and maximum, "
+            "h[i].set(v) in place of h[i] = v or h.at[i].set(v), and as_tensor(table)[i] to read a "
+            "list or an array of NumPy at a symbolic place."
             # PyTensor's, for an index that is text
             + " The items of a row have numbers, x[0], not names."
             * isinstance(error, RecursionError)
@@ -325,8 +328,14 @@ def captured_variables(
     outputs: Sequence[Variable], placeholders: Sequence[Variable]
 ) -> list[Variable]:
     """Return the variables that a step reads from outside: the largest expressions that do
-    not depend on the step. They become inputs of the loop, so they are computed once."""
-    dependent = depends_on(outputs, placeholders)
+    not depend on the step. They become inputs of the loop, so they are computed once.
+
+    A distribution of PyMC that draws one number without a generator is of the step: the density
+    of a mixture is derived from it.
+    """
+    nodes = list(toposort(outputs, blockers=list(placeholders)))
+    fixed = [out for node in nodes if _is_fixed_draw(node) for out in node.outputs]
+    dependent = depends_on(outputs, [*placeholders, *fixed])
     found: dict[Variable, None] = {}
 
     def visit(variable: Variable) -> None:
@@ -335,11 +344,17 @@ def captured_variables(
 
     for output in outputs:
         visit(output)
-    for node in toposort(outputs, blockers=list(placeholders)):
+    for node in nodes:
         if any(out in dependent for out in node.outputs):
             for inp in node.inputs:
                 visit(inp)
     return list(found)
+
+
+def _is_fixed_draw(node: Apply) -> bool:
+    """Whether a node is a distribution that needs no generator."""
+    is_draw = isinstance(node.op, RNGConsumerOp)
+    return is_draw and not any(isinstance(inp.type, RandomType) for inp in node.inputs)
 
 
 def check_strict(captured: Sequence[Variable], non_sequences: Sequence[Variable]) -> None:

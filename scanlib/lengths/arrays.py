@@ -8,7 +8,6 @@ from the first row to the last or `flipped`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,6 @@ from pytensor.scalar.basic import (
 from pytensor.tensor.basic import (
     Alloc,
     AllocEmpty,
-    ARange,
     Join,
     ScalarFromTensor,
     TensorFromScalar,
@@ -38,12 +36,12 @@ from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
-from pytensor.tensor.type import discrete_dtypes, integer_dtypes
+from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import INDEX_WRITES, join_of
 from scanlib.lengths.forms import LengthForm, Symbol, learn, minimum, number, resolve
 from scanlib.lengths.numbers import constant_index, measured
-from scanlib.lengths.steps import Source, steps_of
+from scanlib.lengths.steps import steps_of
 
 NONE = number(0)
 # The result has the shape of the first input.
@@ -92,8 +90,6 @@ class Lengths:
         What every array has at least as many rows as; a loop's sequences are such arrays.
     known : dict, optional
         Symbols that are known to be numbers; `learn_from` finds some.
-    sources : mapping of Variable to Source, optional
-        Where the inputs of a step come from, if the graph is one.
     sure : bool, optional
         Whether an array is taken to have as many rows as are cut off its ends. With it, it must be
         known to.
@@ -103,13 +99,10 @@ class Lengths:
         self,
         steps: LengthForm | None = None,
         known: dict[Symbol, int] | None = None,
-        sources: Mapping[Variable, Source] | None = None,
         sure: bool = False,
     ) -> None:
         self.steps = steps
         self.known: dict[Symbol, int] = {} if known is None else known
-        self.sources = sources or {}
-        self.outside = self if sources is None else Lengths(steps, known, sure=sure)
         self.sure = sure
         self._axes: dict[tuple[Variable, int], LengthForm] = {}
         self._integers: dict[Variable, LengthForm] = {}
@@ -128,9 +121,6 @@ class Lengths:
         static = variable.type.shape[axis]
         if static is not None:
             return number(static)
-        source = self._source(variable, axis)
-        if source is not None:
-            return self.outside.of(source.array, axis + source.lead)
         node = variable.owner
         if node is None:
             return None
@@ -157,12 +147,6 @@ class Lengths:
         if isinstance(op, Elemwise):
             return self.of(_wide(node, axis)[0], axis)
         return self._of_loop(node, variable, axis)
-
-    def _source(self, variable: Variable, axis: int) -> Source | None:
-        """Return where an input of a step has an axis from, None if it has it from nowhere."""
-        source = self.sources.get(variable)
-        ndim = 0 if source is None else getattr(source.array.type, "ndim", 0)
-        return source if source is not None and axis + source.lead < ndim else None
 
     def _of_part(self, node: Apply, axis: int) -> LengthForm | None:
         """Return the length of an axis that an index takes all or some items of."""
@@ -212,9 +196,6 @@ class Lengths:
         if self.of(variable, axis) == length:
             return True
         node = variable.owner
-        source = self._source(variable, axis)
-        if source is not None:
-            return self.outside.agrees(source.array, length, axis + source.lead)
         if node is None:
             return False
         if isinstance(node.op, SAME):
@@ -275,9 +256,6 @@ class Lengths:
     def _read_integer(self, variable: Variable) -> LengthForm | None:
         if isinstance(variable, Constant):
             return number(int(np.asarray(variable.data).item()))
-        if variable in self.sources:
-            source = self.sources[variable]
-            return self.outside.integer(source.array) if source.fixed else None
         axis = measured(variable)
         if axis is not None:
             return self.of(*axis)
@@ -298,23 +276,6 @@ class Lengths:
         if isinstance(op, Add):
             return sum((self.integer(inp) for inp in inputs), NONE)
         return None
-
-    def of_range(self, variable: Variable) -> LengthForm | None:
-        """Return `n` if a variable is ``0, 1, …, n-1``; None if it may be otherwise."""
-        if variable in self.sources:
-            source = self.sources[variable]
-            return self.outside.of_range(source.array) if source.fixed else None
-        if isinstance(variable, Constant):
-            data = np.asarray(variable.data)
-            plain = data.ndim == 1 and data.dtype.kind in "iu"
-            return number(len(data)) if plain and np.array_equal(data, range(len(data))) else None
-        node = variable.owner
-        if node is None or not isinstance(node.op, ARange):
-            return None
-        if any(end.type.dtype not in discrete_dtypes for end in node.inputs):
-            return None
-        start, stop, step = map(self.integer, node.inputs)
-        return stop if start.is_zero and step.constant == 1 else None
 
     # Views
 

@@ -22,15 +22,6 @@ class Rows(NamedTuple):
     each_step: bool
 
 
-class Source(NamedTuple):
-    """What an input of a step has its axes from: `array`, but for the first `lead` ones. It is the
-    array itself, at every step, if `fixed`."""
-
-    array: Variable
-    lead: int
-    fixed: bool = False
-
-
 @dataclass(frozen=True)
 class Steps:
     """What a loop says of lengths.

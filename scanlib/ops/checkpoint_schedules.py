@@ -103,32 +103,36 @@ class Levels(Schedule):
             raise ValueError(f"Levels takes a number of levels of at least 1, got {self.levels}")
 
     def first(self, loop: Loop) -> tuple[Variable, Schedule | None]:
-        steps, share = loop.length(), (self.levels - 1) / self.levels
+        steps, share = _steps(loop), (self.levels - 1) / self.levels
         rest = Levels(self.levels - 1) if self.levels > 2 else None
-        known = constant_integer(steps)
-        if known is not None:
-            return _length(_root(known, share)), rest
         # A little less than the root, which may be rounded up from a whole number.
-        root = pt.ceil(pt.cast(steps, "float64") ** share - 1e-6)
-        return pt.cast(pt.maximum(root, 1.0), "int64"), rest
+        return _length(steps**share - 1e-6), rest
 
 
-def _length(steps: int) -> Variable:
-    return pt.constant(steps, dtype="int64")
+def _steps(loop: Loop) -> Any:
+    """Return the number of steps as a real number, or as a variable where it is not known."""
+    known = constant_integer(loop.length())
+    return _as_real(loop.length() if known is None else known)
 
 
-def _root(steps: int, share: float) -> int:
-    return max(1, ceil(steps**share - 1e-6))
+def _as_real(number: Any) -> Any:
+    return pt.cast(number, "float64") if isinstance(number, Variable) else float(number)
+
+
+def _length(steps: Any) -> Variable:
+    """Return a number of steps, rounded up, at least one."""
+    if isinstance(steps, Variable):
+        return pt.cast(pt.maximum(pt.ceil(steps), 1.0), "int64")
+    return pt.constant(max(1, ceil(steps)), dtype="int64")
 
 
 @dataclass(frozen=True)
 class Memory(Schedule):
     """Checkpoints that fit into a number of bytes, for `scanlib.scan` and its `checkpoint`.
 
-    The fewest levels that fit are taken: everything is stored if there is room for it. Where the
-    number of steps and the sizes of the states are known when the graph is built, there are as
-    many levels as it takes; else there are three, and their lengths are computed when the
-    function runs.
+    The fewest levels that fit, of up to three, are taken: everything is stored if there is room for
+    it. Where the number of steps or the sizes of the states are not known when the graph is built,
+    the lengths of segments are computed when the function runs.
 
     Parameters
     ----------
@@ -166,21 +170,7 @@ class Memory(Schedule):
             raise ValueError(f"Memory takes a positive number of bytes, got {self.bytes}")
 
     def first(self, loop: Loop) -> tuple[Variable, Schedule | None]:
-        start, step = _sizes_in_bytes(loop)
-        steps = constant_integer(loop.length())
-        if isinstance(start, Variable) or isinstance(step, Variable) or steps is None:
-            return _Budget(float(self.bytes), 2).first(loop)
-        free = self.bytes - _WORKING_ROWS * step
-        if step * steps <= free:
-            return _length(steps + 1), None
-        lengths = _balanced(float(start), float(step), steps, free)
-        if lengths is None:
-            raise ValueError(
-                f"{loop_title(loop.name, loop.function)}: checkpoint=Memory({self.bytes}) is too "
-                f"little for {steps} steps that store {step} bytes each, from starts of {start} "
-                "bytes; give more bytes"
-            )
-        return _length(lengths[0]), Lengths(lengths[1:]) if lengths[1:] else None
+        return _Budget(self.bytes, 2).first(loop)
 
     def check(self, loop: Loop) -> None:
         steps = constant_integer(loop.length())
@@ -198,56 +188,44 @@ class Memory(Schedule):
 
 # What a step and the gradient of a step hold besides what is stored.
 _WORKING_ROWS = 6
-_MOST_LEVELS = 8
-
-
-def _balanced(start: float, step: float, steps: int, free: float) -> tuple[int, ...] | None:
-    """Return the lengths of the fewest levels that fit, each of which takes as many bytes."""
-    for levels in range(2, _MOST_LEVELS + 1):
-        share = (start ** (levels - 1) * step * steps) ** (1 / levels)
-        if levels * share > free:
-            continue
-        lengths, left = [], float(steps)
-        for _ in range(levels - 1):
-            left = left * start / share
-            lengths.append(max(1, ceil(left)))
-        return tuple(lengths)
-    return None
 
 
 @dataclass(frozen=True)
 class _Budget(Schedule):
-    """`Memory` where sizes are known at run time only: `levels` more levels may follow.
+    """`Memory` of a loop, or of a segment: `levels` more levels may follow.
 
-    A level that is not needed gets segments longer than the loop: there are none, and all steps
-    are a tail, which is stored.
+    Where sizes are known at run time only, a level that is not needed gets segments longer than the
+    loop: there are none, and all steps are a tail, which is stored.
     """
 
     bytes: float
     levels: int
 
     def first(self, loop: Loop) -> tuple[Variable, Schedule | None]:
-        start, step = (_as_float(size) for size in _sizes_in_bytes(loop))
-        steps = _as_float(loop.length())
-        free = pt.maximum(self.bytes - (_WORKING_ROWS * step if self.levels == 2 else 0.0), 1.0)
-        # What an inner level gets; a third goes to the starts of this one.
-        inner = self.bytes * 2 / 3 if self.levels == 2 else self.bytes
-        two = pt.sqrt(start * step * steps)
-        if self.levels == 2:
-            three = (start * start * step * steps) ** (1.0 / 3.0)
-            message = f"checkpoint=Memory({self.bytes:.0f}) is too little for the loop"
-            free = CheckAndRaise(ValueError, message)(free, pt.le(3.0 * three, free))
-            several = 3.0 * start * steps / free
-        else:
-            several = steps + 1.0
-        cut = pt.switch(pt.le(2.0 * two, free), start * steps / pt.maximum(two, 1.0), several)
-        length = pt.switch(pt.le(step * steps, inner), steps + 1.0, pt.maximum(pt.ceil(cut), 1.0))
-        rest = _Budget(inner, self.levels - 1) if self.levels > 1 else None
-        return pt.cast(length, "int64"), rest
-
-
-def _as_float(size: Any) -> Variable:
-    return pt.cast(pt.as_tensor_variable(size), "float64")
+        start, step = map(_as_real, _sizes_in_bytes(loop))
+        steps = _steps(loop)
+        is_known = not any(isinstance(number, Variable) for number in (start, step, steps))
+        xp, is_whole = (np if is_known else pt), self.levels == 2
+        free = xp.maximum(self.bytes - _WORKING_ROWS * step if is_whole else self.bytes, 1.0)
+        stored, two = step * steps, 2.0 * xp.sqrt(start * step * steps)
+        three = 3.0 * (start * start * step * steps) ** (1.0 / 3.0)
+        enough = xp.minimum(xp.minimum(stored, two), three) <= free
+        if is_whole and not is_known:
+            message = f"checkpoint=Memory({self.bytes}) is too little for the loop"
+            free = CheckAndRaise(ValueError, message)(free, enough)
+        elif is_whole and not enough:
+            raise ValueError(
+                f"{loop_title(loop.name, loop.function)}: checkpoint=Memory({self.bytes}) is too "
+                f"little for {steps:.0f} steps that store {step:.0f} bytes each, from starts of "
+                f"{start:.0f} bytes; give more bytes"
+            )
+        # Of three levels, the starts of the first get a third of the bytes.
+        several = 3.0 * start * steps / free if is_whole else steps + 1.0
+        cut = xp.where(two <= free, 2.0 * start * steps / xp.maximum(two, 1.0), several)
+        length = xp.where(stored <= free, steps + 1.0, cut)
+        is_enough = is_known and bool(xp.minimum(stored, two) <= free)
+        rest = _Budget(self.bytes * 2 / 3, 1) if is_whole and not is_enough else None
+        return _length(length), rest
 
 
 def _sizes_in_bytes(loop: Loop, least: bool = False) -> tuple[Any, Any]:

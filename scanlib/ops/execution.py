@@ -34,7 +34,7 @@ _loaders: list[Callable[[], object]] = []
 
 
 def register_loader(loader: Callable[[], object]) -> None:
-    """Have `loader` called once, when the first loop is made.
+    """Have `loader` called when the first loop is made, and with each loop while it returns False.
 
     Backends import compilers, which takes longer than all the rest of scanlib; a program that
     only imports scanlib does not wait for them.
@@ -43,9 +43,10 @@ def register_loader(loader: Callable[[], object]) -> None:
 
 
 def load_backends() -> None:
-    """Call the registered loaders that have not been called."""
-    while _loaders:
-        _loaders.pop()()
+    """Call the registered loaders that are not done."""
+    waiting = _loaders[::-1]
+    _loaders.clear()  # a loader may make loops
+    _loaders.extend(loader for loader in waiting if loader() is False)
 
 
 def register_compiler(compiler: Compiler) -> Compiler:

@@ -17,7 +17,6 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.random.type import RandomType
 
 from scanlib._compat import copy_graph, freeze_graph
-from scanlib.lengths.steps import Source
 from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.graph import conform, substitute
 from scanlib.ops.messages import Messages
@@ -209,13 +208,13 @@ class Loop:
             *(non_sequence.inner for non_sequence in self.non_sequences),
         ]
 
-    def sources(self) -> dict[Variable, Source]:
-        """Return where the inputs of one step come from."""
+    def sources(self) -> dict[Variable, tuple[Variable, int]]:
+        """Return what the inputs of a step have their axes from, but for so many first ones."""
         return {
-            **{part.row: Source(part.outer, 1) for part in self.sequences},
-            **{tap: Source(part.initial, 1) for part in self.states for tap in part.taps.values()},
-            **{part.value: Source(part.initial, 0) for part in self.carries},
-            **{part.inner: Source(part.outer, 0, fixed=True) for part in self.non_sequences},
+            **{part.row: (part.outer, 1) for part in self.sequences},
+            **{tap: (part.initial, 1) for part in self.states for tap in part.taps.values()},
+            **{part.value: (part.initial, 0) for part in self.carries},
+            **{part.inner: (part.outer, 0) for part in self.non_sequences},
         }
 
     def body_outputs(self) -> list[Variable]:
@@ -294,3 +293,9 @@ class Loop:
         node = op.make_node(*inputs)
         parts = signature.split_outputs(node.outputs)
         return Results(parts.histories, parts.carries, parts.outputs, node)
+
+
+def past_rows(history: Variable, depth: int, lag: int, reverse: bool) -> Variable:
+    """Return the rows of a history that steps read, or with lag 0 write: one for each step."""
+    first, last = (lag, lag - depth) if reverse else (depth - lag, -lag)
+    return history[first or None : last or None]

@@ -47,6 +47,7 @@ class Messages:
         self.labels = labels
         self.title = f"{loop_title(name, labels.function)}: "
         self.prefix = _escaped(self.title)
+        self.steps_argument = "length" if labels.function == "loop" else "n_steps"
 
     def count_steps(
         self,
@@ -83,20 +84,18 @@ class Messages:
 
     def negative_steps(self) -> str:
         """Numbers: n_steps."""
-        return self.prefix + "n_steps must not be negative, got {}"
+        return f"{self.prefix}{self.steps_argument} must not be negative, got {{}}"
 
     def sequence_length(self, position: int) -> str:
         """Numbers: rows of this sequence, steps."""
         text = title("sequence", position, self.labels.sequences[position])
-        needed = (
-            "the loop takes n_steps={} steps"
-            if self.signature.has_n_steps
-            else "another sequence of the loop has {} rows"
-        )
-        return (
-            f"{self.prefix}{text} gives {{}} rows, but {needed}; "
-            "pass a longer sequence or fewer steps"
-        )
+        needed = "another sequence of the loop has {} rows"
+        if self.signature.has_n_steps:
+            needed = f"the loop takes {self.steps_argument}={{}} steps"
+        fix = "cut what is longer, as in x[:n]"
+        if self.signature.has_n_steps and self.labels.function != "loop":
+            fix = "pass a longer sequence or fewer steps"  # `scan` has cut the longer ones
+        return f"{self.prefix}{text} gives {{}} rows, but {needed}; {fix}"
 
     def initial_rows(self, position: int) -> str:
         """Numbers: initial rows of this state."""

@@ -10,6 +10,7 @@ from scanlib.rewrites.adopt.adopt import AdoptLoops
 from scanlib.rewrites.inline import slice_whole_batch, write_out
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, SumsIntoLoops
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
+from scanlib.rewrites.lower.stacked_traces import StackTraces
 from scanlib.rewrites.newton.iterate import SolveByNewton
 from scanlib.rewrites.over_time.peel import AllowStepProducts
 from scanlib.rewrites.over_time.written_rows import join_written_rows, pad_rows_of_loops
@@ -70,6 +71,8 @@ ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
     (1.66, "split", SplitLoops(), FAST),
     # On kernels: what one compared, another one need not.
     (1.665, "choices", StoreChoices(), FAST),
+    # When no loop reads anything else of a history.
+    (1.667, "stacked_traces", StackTraces(), ("jax",)),
     # After PyTensor's rewrites of indices, before in-place ones.
     (48.4, "padding", WhereLoopsAre(pad_rows_of_loops, always=True), ("fast_run", "numba", "jax")),
 )

@@ -27,6 +27,7 @@ States have buffers that are padded to whole vectors: with minus infinity, which
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ import numpy as np
 
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
-from scanlib.kernels.linalg.matrices import packed
+from scanlib.kernels.linalg.matrices import Matrix, packed
 from scanlib.kernels.linalg.semiring_products import (
     VECTOR_BYTES,
     Combination,
@@ -48,7 +49,7 @@ from scanlib.kernels.spans import any_lane
 if TYPE_CHECKING:
     from scanlib.schedules.linear_steps import Place, Run
 
-BLOCK = 64  # steps after which finiteness is checked
+BLOCK = 64  # steps after which finiteness is checked; their offsets are read side by side
 BLOCKS_OF_A_TURN = 64
 
 
@@ -79,24 +80,24 @@ class VectorSteps:
         composes = self.composes() if ahead else None
         state, done = w.local(self.first_state()), w.local(0, INT64)
         self.write_products(w.constant(0, INT64), w.copy(state))
-        block = BLOCK if self.checks else BLOCK * BLOCKS_OF_A_TURN
         with w.loop_while(lambda: w.copy(done) < run.steps):
             first = w.copy(done)
             with w.when((first & (BLOCK * BLOCKS_OF_A_TURN - 1)).equals(0)):
                 w.poll(first, run.steps)
-            last = w.select(first + block < run.steps, first + block, run.steps)
+            last = w.select(first + BLOCK < run.steps, first + BLOCK, run.steps)
             before, check = w.copy(state), w.local(zero)
+            self.offsets = self.offset_rows(first, last)
             if composes is None:
-                self.single(first, last, state, check)
+                self.single(first, w.constant(0, INT64), last, state, check)
             else:
                 whole = w.select(composes, (last - first) & -ahead, 0)
-                with w.loop(0, whole, ahead) as n:
-                    self.composed(first + n, state, check)
-                self.single(first + whole, last, state, check)
+                with w.loop(0, whole, ahead) as k:
+                    self.composed(first, k, state, check)
+                self.single(first, whole, last, state, check)
                 with w.when(self.vectors.is_nan(w.copy(check)) & (whole > 0)):
                     w.assign(state, before)
                     w.assign(check, zero)
-                    self.single(first, last, state, check)
+                    self.single(first, w.constant(0, INT64), last, state, check)
             if run.op.has_mask:
                 with w.when(self.vectors.is_nan(w.copy(check))):
                     run.masked_steps(first, last)
@@ -111,10 +112,11 @@ class VectorSteps:
     def store_state(self, n: Value, state: Value) -> None:
         """Write the state before step `n` to its row, if it has one."""
         if self.traced:
-            self.vectors.store(self.run.history, self.run.row_of(n), state)
+            row = self.run.steps - n if self.run.op.reverse else n
+            self.vectors.store(self.run.history, row * (self.size * self.vectors.itemsize), state)
 
-    def times(self, columns: list[Value], vector: Value, start: Value) -> Value:
-        return self.vectors.product(columns, self.vectors.copies(vector), start)
+    def times(self, columns: list[Value], vector: Value, start: Value, awaited: bool) -> Value:
+        return self.vectors.product(columns, self.vectors.copies(vector), start, awaited)
 
     # What a step reads
 
@@ -124,7 +126,9 @@ class VectorSteps:
         columns = [self.vectors.load(matrix, j * lines) for j in range(self.size)]
         powers = [columns]
         for _ in range(1, look_ahead(self.size)):
-            powers.append([self.times(columns, own, self.vectors.zero) for own in powers[-1]])
+            powers.append(
+                [self.times(columns, own, self.vectors.zero, False) for own in powers[-1]]
+            )
         return powers
 
     def composes(self) -> Value:
@@ -147,39 +151,51 @@ class VectorSteps:
         rows = vectors.rows(matrix, self.size)
         return vectors.transposed(rows) if run.op.side == "left" else rows
 
-    def offset(self, t: Value) -> Value:
-        """Return the offset of a step."""
+    def offset_rows(self, first: Value, last: Value) -> Matrix | None:
+        """Return the offsets of the steps of a block, in the order of the steps."""
         run = self.run
         if not run.has("offset"):
+            return None
+        line = run.stride("offset", 0)
+        row = run.given("offset", {"offset": run.time(first) * line})
+        rows = replace(row, rows=last - first, row_stride=-line if run.op.reverse else line)
+        return run.in_rows(rows, "rows")
+
+    def offset(self, k: Value, q: int = 0) -> Value:
+        """Return the offset of step ``k + q`` of a block."""
+        if self.offsets is None:
             return self.vectors.zero
-        row = run.given("offset", {"offset": t * run.stride("offset", 0)})
-        return self.vectors.load(run.in_rows(row, "row").pointer, 0)
+        line = self.w.as_value(self.offsets.row_stride, INT64)
+        place = k * line
+        return self.vectors.load(self.offsets.pointer, place + line * q if q else place)
 
     # Steps
 
-    def composed(self, n: Value, state: Local, check: Local) -> None:
-        """Write as many steps at once as there are powers."""
-        w, run = self.w, self.run
+    def composed(self, first: Value, k: Value, state: Local, check: Local) -> None:
+        """Write as many steps at once as there are powers, from step ``first + k`` on."""
+        w, n = self.w, first + k
         constants: list[Value] = []
         for q in range(len(self.powers)):
-            own = self.offset(run.time(n + q if q else n))
-            if constants and run.has("offset"):
-                own = self.times(self.powers[0], constants[-1], own)
+            own = self.offset(k, q)
+            if constants and self.offsets is not None:
+                own = self.times(self.powers[0], constants[-1], own, False)
             constants.append(own)
         items, total = self.vectors.copies(w.copy(state)), w.copy(check)
         for q, columns in enumerate(self.powers):
-            new = self.vectors.product(columns, items, constants[q])
+            is_last = columns is self.powers[-1]
+            new = self.vectors.product(columns, items, constants[q], is_last)
             self.store_state(n + (q + 1), new)
             total = w.fma(new, 0.0, total)  # NaN as soon as a state is not finite
         w.assign(state, new)
         w.assign(check, total)
 
-    def single(self, first: Value, last: Value, state: Local, check: Local) -> None:
-        """Write steps one after the other."""
+    def single(self, first: Value, begin: Value, last: Value, state: Local, check: Local) -> None:
+        """Write steps one after the other, from step ``first + begin`` up to `last`."""
         w = self.w
-        with w.loop(first, last) as n:
-            t = self.run.time(n)
-            new = self.times(self.columns(t), w.copy(state), self.offset(t))
+        with w.loop(begin, last - first) as k:
+            n = first + k
+            columns = self.columns(self.run.time(n))
+            new = self.times(columns, w.copy(state), self.offset(k), True)
             self.store_state(n + 1, new)
             self.write_products(n + 1, new)
             if self.checks:

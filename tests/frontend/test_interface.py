@@ -343,6 +343,23 @@ def test_order_of_arguments_with_taps(mode):
         np.testing.assert_allclose(got, wanted, rtol=1e-12)
 
 
+def test_non_sequences_that_no_step_reads(fast_mode):
+    """A function takes them, and they cost nothing."""
+    x, unread = pt.dvector("x"), pt.dmatrix("unread")
+    shared = pytensor.shared(np.random.default_rng(3))
+    given = [unread, 3.0, unread, shared]
+    sums, _ = scanlib.scan(lambda x, h, *_: h + x, x, np.float64(0), given)
+    f = pytensor.function([x, unread], sums, mode=fast_mode)
+    np.testing.assert_array_equal(f([1.0, 2.0], np.ones((1, 1))), [1.0, 3.0])
+    assert all(
+        unread_input not in node.inputs
+        for node in f.maker.fgraph.toposort()
+        for unread_input in f.maker.fgraph.inputs[1:]
+    )
+    with pytest.raises(pytensor.gradient.DisconnectedInputError):
+        pytensor.grad(sums.sum(), unread)
+
+
 def test_non_sequences_of_shared_variables_that_change(mode):
     """What was given stays as it was before the first step; what is captured changes."""
     shared = pytensor.shared(np.float64(1.0), name="shared")

@@ -150,6 +150,9 @@ def test_an_error_of_the_step_says_what_it_was_called_with():
     (note,) = other.value.__notes__
     assert "the carry (init): scalar float64, (4, 2) float64; a row (xs): (2,) float64." in note
     assert "In place of `if`" in note
+    with pytest.raises(IndexError) as second:
+        scanlib.map(lambda i: rows[i], np.arange(4))
+    assert "as_tensor(table)[i]" in second.value.__notes__[0]
     with pytest.raises(RecursionError) as third:  # what PyTensor makes of it
         scanlib.map(lambda row: row["price"], rows)
     assert third.value.__notes__[0].endswith("The items of a row have numbers, x[0], not names.")

@@ -197,18 +197,26 @@ def test_scan_checkpoints_has_none_of_the_classic_limits(mode):
     assert_derivatives(pt.sum(trace**2) + trace[-1], inputs, reference, mode, order=1)
 
 
-@pytest.mark.slow
-def test_truncated_gradients(python_kernels):
+def test_truncated_gradients_have_no_checkpoints():
     x, h, w = pt.dmatrix("x"), pt.dmatrix("h"), pt.dvector("w")
-    for truncate in (0, 1, 4, 50):
-        results = []
-        for checkpoint in (None, 3):
-            traces = taps_loop(checkpoint, x, h, w, truncate_gradient=truncate)
-            results += pytensor.grad(COSTS["all"](pt, *traces), [x, h, w])
-        function = pytensor.function([x, h, w], results, mode=PLAIN)
-        for steps in (2, 4, 9):
-            values = function(*(rng.normal(size=s) for s in ((steps + 1, 2), (2, 2), 2)))
-            close(values[3:], values[:3])
+    with pytest.raises(ValueError, match=r"^scan: a gradient of the last 4 steps has no checkp"):
+        taps_loop(3, x, h, w, truncate_gradient=4)
+
+
+@pytest.mark.slow
+def test_inputs_that_depend_on_one_another(python_kernels):
+    """One variable in two roles, and one that is computed from it."""
+    x, w = pt.dmatrix("x"), pt.dvector("w")
+    results = []
+    for checkpoint in (None, 3, "sqrt"):
+        traces = taps_loop(checkpoint, x, pt.stack([w, w * w]), w)
+        results.append(pytensor.grad(COSTS["all"](pt, *traces), [x, w]))
+    expected, *actual = results
+    function = pytensor.function([x, w], [*expected, *actual[0], *actual[1]], mode=PLAIN)
+    for steps in (2, 7, 9):
+        values = function(rng.normal(size=(steps + 1, 2)), rng.normal(size=2))
+        close(values[2:4], values[:2])
+        close(values[4:], values[:2])
 
 
 # Random numbers

@@ -14,6 +14,7 @@ PUBLIC = {
     "jaxlib": {"jaxlib"},
     "llvmlite": {"llvmlite", "llvmlite.binding"},
     "numba": {"numba", "numba.extending"},
+    "pymc": {"pymc"},
     "torch": {"torch", "torch.autograd"},
     "pytensor": {
         "pytensor",

@@ -104,17 +104,22 @@ def check(examples, where):
             )
 
 
-def skip_without_jax(examples):
-    """Skip examples of JAX's meshes where there is no JAX."""
-    if any(example.source.startswith("import jax") for example in examples):
+def skip_without_packages(examples):
+    """Skip examples of JAX's meshes where there is no JAX, and of models where there is no PyMC."""
+    lines = {line for example in examples for line in example.source.splitlines()}
+    if any(line.startswith("import jax") for line in lines):
         pytest.importorskip("jax")
+    if "import pymc as pm" in lines:
+        flags = config.gcc__cxxflags
+        pytest.importorskip("pymc")
+        config.gcc__cxxflags = flags  # other tests' code would be compiled once more for PyMC's
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_examples_of_a_page(page):
     examples = examples_of_page(page)
     assert examples, f"{page_id(page)} has no example"
-    skip_without_jax(examples)
+    skip_without_packages(examples)
     check(examples, page_id(page))
 
 
@@ -125,7 +130,7 @@ def test_examples_of_a_docstring(name):
     assert docstring, f"scanlib.{name} has no docstring"
     examples = doctest.DocTestParser().get_examples(docstring)
     assert examples, f"the docstring of scanlib.{name} has no example"
-    skip_without_jax(examples)
+    skip_without_packages(examples)
     check(examples, f"scanlib.{name}")
 
 

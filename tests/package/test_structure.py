@@ -29,8 +29,13 @@ FLOORS: dict[str, set[str]] = {
     "backends": {"lengths", "ops", "kernels", "recurrences", "schedules"},
     "explain": {"lengths", "ops", "analysis", "rewrites", "kernels", "schedules", "backends"},
 }
-# Backends of packages that need not be installed, imported where a function asks for them.
-OPTIONAL = ("scanlib.backends.jax", "scanlib.backends.torch", "scanlib.backends.cuda")
+# What needs packages that need not be installed, imported where a function asks for it.
+OPTIONAL = (
+    "scanlib.backends.jax",
+    "scanlib.backends.torch",
+    "scanlib.backends.cuda",
+    "scanlib.rewrites.densities",
+)
 
 
 def imports_of(node, is_inside=False):

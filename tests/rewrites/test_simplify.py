@@ -74,6 +74,16 @@ class TestUnused:
         (node,) = check([x], [h], [rng.normal(size=5)])
         assert node.outputs[0].type.ndim == 1
 
+    def test_an_unread_sequence_of_the_only_known_length_is_checked(self, fast_mode):
+        x = pt.dvector("x")
+        last, ys = scanlib.loop(lambda h, row: (pt.tanh(h + row[0]), h), 0.0, (x, np.ones(4)))
+        for result in (last, ys):
+            f = pytensor.function([x], result, mode=fast_mode)
+            assert f(np.ones(4)).shape in [(), (4,)]
+            for length in (3, 5):
+                with pytest.raises(SequenceLengthError, match="cut what is longer, as in x"):
+                    f(np.ones(length))
+
     def test_taps_nobody_reads(self):
         h0 = pt.vector("h0")
         h = scanlib.scan(

@@ -95,6 +95,24 @@ def test_interpreter_and_llvm(name, known):
         np.testing.assert_allclose(fast, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("coefficient", ["fixed", "steps"])
+def test_offsets_of_several_blocks(coefficient):
+    """Rows of a block that are not contiguous are copied, in the order of the steps."""
+    op = Recurrence("real", coefficient, reverse=True)
+    program = program_of(op, inputs_of(op, 3, (), "float64"), False)
+    for steps in (63, 64, 65, 150):
+        matrix, offset, initial = inputs_of(op, 3, (), "float64", steps=steps)
+        offset = np.repeat(np.repeat(offset, 2, axis=0), 2, axis=1)
+        for layout in (
+            offset[::2, ::2],
+            offset[::-2, ::-2],
+            np.ascontiguousarray(offset[::2, ::2]),
+        ):
+            values = [matrix, layout, initial]
+            (found,) = compiled_runner(program)(*op.options.in_order(op.parts(values)))
+            np.testing.assert_allclose(found, op.walked(values), rtol=1e-9, atol=1e-12)
+
+
 def test_a_failure_ends_the_call():
     op = Recurrence("real", "steps")
     matrix, offset, initial = inputs_of(op, 3, (), "float64")

@@ -70,31 +70,26 @@ def number_of(value: Any) -> Any:
 
 
 class Bounded:
-    """The first `length` items of a buffer along time.
+    """The first `length` rows of a buffer.
 
     Parameters
     ----------
     rows : jax.Array
-        Shape (capacity, …) if time is the first axis.
+        Shape (capacity, …).
     length : jax.Array or int
-        How many items of the buffer count.
+        How many of the rows count.
     origin : str
         What made it, for messages.
-    time : int, optional
-        The axis that has an unknown length. Loops and slices take arrays that have it first, where
-        `moved` puts it.
     """
 
-    def __init__(self, rows: Any, length: Any, origin: str, time: int = 0) -> None:
+    def __init__(self, rows: Any, length: Any, origin: str) -> None:
         self.rows = rows
         self.length = length
         self.origin = origin
-        self.time = time
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        shape = self.rows.shape
-        return (*shape[: self.time], self.length, *shape[self.time + 1 :])
+        return (self.length, *self.rows.shape[1:])
 
     @property
     def ndim(self) -> int:
@@ -106,28 +101,17 @@ class Bounded:
 
     @property
     def capacity(self) -> int:
-        return self.rows.shape[self.time]
+        return self.rows.shape[0]
 
-    def like(self, rows: Any, time: int | None = None) -> Bounded:
+    def like(self, rows: Any) -> Bounded:
         """Return an array of the same length in another buffer."""
-        return Bounded(rows, self.length, self.origin, self.time if time is None else time)
-
-    def moved(self, time: int) -> Bounded:
-        """Return the array with time as another axis."""
-        return self.like(jnp.moveaxis(self.rows, self.time, time), time)
-
-    def cut(self, capacity: int) -> Any:
-        """Return as much of the buffer."""
-        return jax.lax.slice_in_dim(self.rows, 0, capacity, axis=self.time)
-
-    def valid(self) -> Any:
-        """Return, for each place in time, whether it counts; with as many axes as the buffer."""
-        counts = jnp.arange(self.capacity) < self.length
-        return counts.reshape([-1 if k == self.time else 1 for k in range(self.ndim)])
+        return Bounded(rows, self.length, self.origin)
 
     def filled(self, value: Any = 0) -> Any:
         """Return the buffer with `value` where it does not count."""
-        return jnp.where(self.valid(), self.rows, jnp.asarray(value, self.rows.dtype))
+        counts = jnp.arange(self.capacity) < self.length
+        counts = counts.reshape((-1, *[1] * (self.ndim - 1)))
+        return jnp.where(counts, self.rows, jnp.asarray(value, self.rows.dtype))
 
     def __jax_array__(self) -> Any:
         raise UnknownLengthError(
@@ -138,7 +122,7 @@ class Bounded:
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         if isinstance(self.length, jax.core.Tracer) or np.ndim(self.length):
             self.__jax_array__()
-        return _counted(self.rows, self.length, self.time).astype(dtype or self.dtype)
+        return np.asarray(self.rows)[: int(self.length)].astype(dtype or self.dtype)
 
     def row(self, place: Any) -> Any:
         """Return one row, counted from the end where the place is negative."""
@@ -150,15 +134,8 @@ class Bounded:
         return jax.lax.dynamic_index_in_dim(self.rows, position, keepdims=False)
 
     def slice(self, where: slice) -> Bounded:
-        """Return the rows of a slice, as NumPy counts them; backwards from the last one only."""
-        step = 1 if where.step is None else static_int(where.step)
-        if step == -1 and where.start is None:
-            end = -1 if where.stop is None else static_int(where.stop)
-            if end is not None and (end >= 0 or where.stop is None):
-                found = self.slice(slice(end + 1, None))
-                rows = jnp.flip(found.rows, 0)
-                return found.like(jnp.roll(rows, found.length - found.capacity, axis=0))
-        if step != 1:
+        """Return the rows of a slice, as NumPy counts them."""
+        if where.step is not None and static_int(where.step) != 1:
             self.__jax_array__()
         first = 0 if where.start is None else place_of(where.start, self.length)
         last = self.length if where.stop is None else place_of(where.stop, self.length)
@@ -201,7 +178,7 @@ def known_number(value: Any) -> Any:
 
 def has_unknown_rows(array: Any) -> bool:
     """Whether the number of rows of an array is not known."""
-    return isinstance(array, Bounded) and array.time == 0
+    return isinstance(array, Bounded)
 
 
 def rows_of(array: Any) -> Any:
@@ -214,21 +191,13 @@ def first_rows(array: Any, count: int) -> Any:
     return array.rows[:count] if has_unknown_rows(array) else array
 
 
-def _counted(rows: Any, length: Any, time: int) -> np.ndarray:
-    return np.asarray(rows)[(*[slice(None)] * time, slice(int(length)))]
-
-
-def _flatten(value: Bounded) -> tuple[tuple[Any, Any], tuple[str, int]]:
-    return (value.rows, value.length), (value.origin, value.time)
-
-
-def _unflatten(origin: tuple[str, int], parts: tuple[Any, Any]) -> Any:
+def _unflatten(origin: str, parts: tuple[Any, Any]) -> Any:
     rows, length = parts
     # What compiled code returns: the length has a value now, and the rows are cut to it. NumPy does
     # it, since JAX's compiled calls crash where what they return runs JAX while it is put together.
     if has_value(rows) and has_value(length) and not length.ndim:
-        return np.array(_counted(rows, length, origin[1]))
-    return Bounded(rows, length, *origin)
+        return np.array(np.asarray(rows)[: int(length)])
+    return Bounded(rows, length, origin)
 
 
 def has_value(array: Any) -> bool:
@@ -236,7 +205,9 @@ def has_value(array: Any) -> bool:
     return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
 
 
-jax.tree_util.register_pytree_node(Bounded, _flatten, _unflatten)
+jax.tree_util.register_pytree_node(
+    Bounded, lambda value: ((value.rows, value.length), value.origin), _unflatten
+)
 # A length that leaves compiled code, or enters a loop, is an ordinary number.
 jax.tree_util.register_pytree_node(
     Length, lambda length: ((length.value,), None), lambda _, parts: parts[0]

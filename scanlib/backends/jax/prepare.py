@@ -35,7 +35,6 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 
 from scanlib._compat import INDEX_WRITES, thaw_graph
 from scanlib.backends.jax.known_numbers import KnownNumber
-from scanlib.backends.jax.traces import stack_traces
 from scanlib.lengths.known import countable_scalars
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.linker_features import data_in
@@ -69,7 +68,6 @@ REASON = "scanlib_prepare_for_jax"
 
 def prepare(fgraph: FunctionGraph) -> None:
     """Mark the numbers that JAX must know when it compiles."""
-    stack_traces(fgraph)
     _keep_masks_of_rows(fgraph)
     data = data_in(fgraph)
     countable = countable_scalars(fgraph, data)

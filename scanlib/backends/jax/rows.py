@@ -3,12 +3,11 @@
 A rule takes a node, PyTensor's function for it, and what it is given while JAX traces.
 
 * **Sizes** that are known when JAX compiles are constants, for which PyTensor has functions.
-* **Row by row**: elementwise Ops, other orders of axes, reductions, products with matrices and
-  sums of products are computed for the whole buffer of a `Bounded` array. What does not count is
-  filled with what changes no result where time is reduced, or summed over. Where arrays of
-  different lengths meet, the result is NaN.
-* **Slices and rows** are read and written. An index by slices and integers treats every axis by
-  itself: the axis of unknown length is moved to the front, read there, and moved back.
+* **Row by row**: what works on the rows of arrays side by side (`axes_kept`) is computed for the
+  whole buffer of a `Bounded` array. In reductions and products that sum over the rows, what does
+  not count is filled with what changes no result. Where arrays of different lengths meet, the
+  result is NaN.
+* **Slices and rows** are read and written.
 
 Any other Op raises `UnknownLengthError`.
 """
@@ -47,7 +46,7 @@ from scanlib.backends.jax.bounded import (
     rows_of,
     static_int,
 )
-from scanlib.backends.jax.known_numbers import range_of
+from scanlib.backends.jax.partitioned import axes_kept
 from scanlib.backends.jax.prepare import FIRST_SIZE
 
 Plain = Callable[..., Any]
@@ -87,20 +86,18 @@ def _sized(node: Apply, plain: Plain, inputs: Inputs) -> Any:
 def _alloc(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     value, sizes = (inputs[0], inputs[1:]) if isinstance(node.op, Alloc) else (0, inputs)
     if isinstance(value, Bounded):
-        time = value.time + len(sizes) - value.ndim
-        shape = [value.capacity if k == time else number_of(n) for k, n in enumerate(sizes)]
-        return value.like(jnp.broadcast_to(value.rows, shape), time)
-    lengths = [axis for axis, size in enumerate(sizes) if isinstance(size, Length)]
-    others = [static_int(size) for size in sizes if not isinstance(size, Length)]
-    if len(lengths) > 1 or None in others:
+        if value.ndim < len(sizes):
+            refuse(inputs)
+        return value.like(jnp.broadcast_to(value.rows, (value.capacity, *sizes[1:])))
+    is_bounded = bool(sizes) and isinstance(sizes[0], Length)
+    if None in map(static_int, sizes[is_bounded:]):
         raise UnknownLengthError(LARGE)
     # PyTensor writes constants into its code as numbers of Python's, which have no dtype.
     value = jnp.asarray(value, dtype=jax.dtypes.canonicalize_dtype(node.outputs[0].type.dtype))
-    if not lengths:
+    if not is_bounded:
         return plain(value, *sizes) if isinstance(node.op, Alloc) else plain(*sizes)
-    (time,) = lengths
-    rows = jnp.broadcast_to(value, [getattr(size, "bound", size) for size in sizes])
-    return Bounded(rows, sizes[time].value, "an array of unknown length", time)
+    rows = jnp.broadcast_to(value, (sizes[0].bound, *sizes[1:]))
+    return Bounded(rows, sizes[0].value, "an array of unknown length")
 
 
 def _arange(node: Apply, plain: Plain, inputs: Inputs) -> Any:
@@ -108,13 +105,12 @@ def _arange(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     known = [known_number(value) for value in inputs]
     if None not in known:
         return jnp.asarray(np.arange(*known, dtype=node.op.dtype), dtype)
-    (low, _), (_, high), _ = map(range_of, inputs)
-    if known[2] != 1 or high - low == np.inf:
+    (start, _, step), stop = known, inputs[1]
+    if start is None or step != 1 or not isinstance(stop, Length):
         raise UnknownLengthError(LARGE)
-    start, stop = map(number_of, inputs[:2])
-    rows = start + jnp.arange(max(high - low, 0))
-    length = jnp.maximum(stop - start, 0)
-    return Bounded(rows.astype(dtype), length, "a range up to a number that is computed")
+    rows = jnp.arange(start, max(stop.bound, start), dtype=dtype)
+    length = jnp.maximum(stop.value - start, 0)
+    return Bounded(rows, length, "a range up to a number that is computed")
 
 
 def _specify_shape(node: Apply, plain: Plain, inputs: Inputs) -> Any:
@@ -124,7 +120,7 @@ def _specify_shape(node: Apply, plain: Plain, inputs: Inputs) -> Any:
 
 def _shape_i(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     (value,) = inputs
-    if node.op.i != value.time:
+    if node.op.i:
         return np.int64(value.shape[node.op.i])
     return Length(value.length, 0, value.capacity)
 
@@ -149,72 +145,46 @@ def _same(node: Apply, plain: Plain, inputs: Inputs) -> Any:
 
 def _by_rows(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     bounded = [value for value in inputs if isinstance(value, Bounded)]
-    first, op = bounded[0], node.op
-    if isinstance(op, CAReduce):
-        filler = _filler(op, first)
-        reduced = range(first.ndim) if op.axis is None else op.axis
-        found = plain(first.filled(filler))
-        if first.time in reduced:
-            return found
-        return first.like(found, first.time - sum(axis < first.time for axis in reduced))
-    if isinstance(op, DimShuffle):
-        if first.time not in op.new_order:  # its length is one
-            return plain(first.cut(1))
-        return first.like(plain(first.rows), op.new_order.index(first.time))
+    op, pairs = node.op, list(zip(node.inputs, inputs, strict=True))
+    kept = {v: k for v, i, out, k in axes_kept(node) if i == 0 and out is node.outputs[0]}
+    axes = {kept.get(variable) for variable, value in pairs if isinstance(value, Bounded)}
+    sums = axes == {None} and isinstance(op, CAReduce | Dot)
+    if not (sums or axes == {0}) or (sums and len(bounded) < len(inputs)):
+        refuse(inputs)
     # Operands must have equal lengths, so one whose length is known tells that of the others.
+    sizes = (np.shape(v)[0] for k, v in pairs if not isinstance(v, Bounded) and kept.get(k) == 0)
+    known = next(sizes, None)
     lengths, capacity = [v.length for v in bounded], min(v.capacity for v in bounded)
-    plain_ones = (v for v in inputs if not isinstance(v, Bounded) and np.ndim(v) == first.ndim)
-    sizes = (np.shape(v)[first.time] for v in plain_ones)
-    known = next((n for n in sizes if n != 1), None)
-    if len({v.time for v in bounded}) > 1 or (known or 0) > capacity:
-        refuse(inputs)
     if known is not None:
+        if known > capacity:
+            refuse(inputs)
         lengths, capacity = [*lengths, known], known
-    results = plain(*(v.cut(capacity) if isinstance(v, Bounded) else v for v in inputs))
+    filler = _filler(op, bounded[0]) if isinstance(op, CAReduce) else 0
+    values = [
+        (v.filled(filler) if sums else v.rows)[:capacity] if isinstance(v, Bounded) else v
+        for v in inputs
+    ]
+    results = plain(*values)
     found = _where_equal(lengths, [results] if len(node.outputs) == 1 else list(results))
-    if known is None:
-        found = [first.like(result) for result in found]
+    if known is None and not sums:
+        found = [bounded[0].like(result) for result in found]
     return found[0] if len(found) == 1 else found
-
-
-def _product(node: Apply, plain: Plain, inputs: Inputs) -> Any:
-    """Return a product of two arrays, which sums over the time of both or of none.
-
-    PyTensor makes such products of sums of squares.
-    """
-    inner = [np.ndim(inputs[0]) - 1, 0]
-    bounded = [(v, v.time == k) for v, k in zip(inputs, inner, strict=True) if _is_bounded(v)]
-    first, sums = bounded[0]
-    if len(bounded) != 1 + sums or not all(own == sums for _, own in bounded):
-        refuse(inputs)
-    capacity = min(v.capacity for v, _ in bounded)
-    filled = [v.like(v.filled()).cut(capacity) if _is_bounded(v) else v for v in inputs]
-    found = plain(*filled)
-    if sums:
-        return _where_equal([v.length for v, _ in bounded], [found])[0]
-    return first.like(found, 0 if first is inputs[0] else found.ndim - 1)
-
-
-def _is_bounded(value: Any) -> bool:
-    return isinstance(value, Bounded)
 
 
 def _join(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     """Return arrays behind one another in time, as gradients of slices are."""
-    time, (axis, parts) = next(v.time for v in inputs if isinstance(v, Bounded)), join_of(node)
-    if axis != time:
+    axis, parts = join_of(node)
+    if axis:
         refuse(inputs)
     dtype = jax.dtypes.canonicalize_dtype(node.outputs[0].type.dtype)
     given = inputs[len(inputs) - len(parts) :]
     buffers = [jnp.asarray(p.rows if isinstance(p, Bounded) else p, dtype) for p in given]
-    shape = list(buffers[0].shape)
-    shape[time] = sum(buffer.shape[time] for buffer in buffers)
-    rows, length = jnp.zeros(shape, dtype), 0
+    rows, length = jnp.zeros((sum(map(len, buffers)), *buffers[0].shape[1:]), dtype), 0
     # What stands behind the rows of a part is overwritten by the next one.
     for part, buffer in zip(given, buffers, strict=True):
-        rows = jax.lax.dynamic_update_slice_in_dim(rows, buffer, length, time)
-        length = length + (part.length if isinstance(part, Bounded) else buffer.shape[time])
-    return Bounded(rows, length, "an array of unknown length", time)
+        rows = jax.lax.dynamic_update_slice_in_dim(rows, buffer, length, 0)
+        length = length + (part.length if isinstance(part, Bounded) else len(buffer))
+    return Bounded(rows, length, "an array of unknown length")
 
 
 def _where_equal(lengths: list[Any], results: list[Any]) -> list[Any]:
@@ -247,30 +217,19 @@ def _filler(op: CAReduce, value: Bounded) -> Any:
 def _subtensor(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     """Return a part of an array."""
     value, *parts = map(number_of, inputs)
-    indices = _of_all_axes(indices_from_subtensor(parts, node.op.idx_list), np.ndim(value))
-    time = value.time if isinstance(value, Bounded) else _unknown_axis(indices)
-    if time is None:
-        return plain(*inputs)
-    own, others = indices[time], [*indices[:time], *indices[time + 1 :]]
-    if isinstance(value, Bounded):
-        first = value.moved(0)
-    else:
-        array = jnp.moveaxis(jnp.asarray(value), time, 0)
-        first = Bounded(array, len(array), "a slice of unknown length")
+    own, *others = indices = indices_from_subtensor(parts, node.op.idx_list)
+    if not isinstance(value, Bounded):
+        axis = _unknown_axis(indices)
+        if axis is None:
+            return plain(*inputs)
+        if axis:
+            raise UnknownLengthError(LARGE)
+        value = Bounded(jnp.asarray(value), len(value), "a slice of unknown length")
     if not isinstance(own, slice):
-        row = first.row(own)
+        row = value.row(own)
         return row[tuple(others)] if others else row
-    found = first.slice(own)
-    return found.like(found.rows[(slice(None), *others)]).moved(_kept(indices[:time]))
-
-
-def _of_all_axes(indices: Any, ndim: int) -> list[Any]:
-    return [*indices, *[slice(None)] * (ndim - len(indices))]
-
-
-def _kept(indices: list[Any]) -> int:
-    """Return how many axes are left of those that indices are for."""
-    return sum(isinstance(index, slice) for index in indices)
+    found = value.slice(own)
+    return found.like(found.rows[(slice(None), *others)])
 
 
 def _unknown_axis(indices: list[Any]) -> int | None:
@@ -285,7 +244,7 @@ def _unknown_axis(indices: list[Any]) -> int | None:
 def _inc_subtensor(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     """Return an array with something added to a part of it, or written there."""
     target, values, *parts = map(number_of, inputs)
-    own, *others = _of_all_axes(indices_from_subtensor(parts, node.op.idx_list), np.ndim(target))
+    own, *others = indices_from_subtensor(parts, node.op.idx_list)
     arrays = [array for array in (target, values) if isinstance(array, Bounded)]
     forwards = isinstance(own, slice) and own.step in (None, 1)
     if not arrays and _unknown_axis([own, *others]) is None:
@@ -293,9 +252,9 @@ def _inc_subtensor(node: Apply, plain: Plain, inputs: Inputs) -> Any:
             return _updated(node, jnp.asarray(target), values, own)
         return plain(jnp.asarray(target), *inputs[1:])
     is_row = not isinstance(own, slice) and not isinstance(values, Bounded)
-    rank = np.ndim(target) - len(others) + _kept(others)
+    rank = np.ndim(target) - sum(not isinstance(index, slice) for index in others)
     of_rows = not isinstance(values, Bounded) or values.ndim == rank
-    if not (forwards or is_row) or any(a.time for a in arrays) or not of_rows:
+    if not (forwards or is_row) or not of_rows:
         raise UnknownLengthError(
             "JAX needs to know when it compiles which part of an array is written; it is computed "
             "by the function itself. Let pt.where choose by the places of the rows, or compile "
@@ -377,8 +336,7 @@ _RULES: dict[type, Plain] = {
     Shape_i: _shape_i,
     CheckAndRaise: _check,
     **dict.fromkeys((DeepCopyOp, TypeCastingOp), _same),
-    **dict.fromkeys((CAReduce, DimShuffle, Elemwise), _by_rows),
-    Dot: _product,
+    **dict.fromkeys((CAReduce, DimShuffle, Dot, Elemwise), _by_rows),
     Join: _join,
     Subtensor: _subtensor,
     IncSubtensor: _inc_subtensor,

@@ -335,11 +335,12 @@ def write_subtensor(step: Step, node: Apply) -> None:
             if isinstance(number, int) and -len(members) <= number < len(members):
                 step.alias(out, members[number])
                 return
-        bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else [index]
-        if all(bound is None or isinstance(bound, int | Constant) for bound in bounds):
-            numbers = [None if bound is None else integer_of(bound) for bound in bounds]
-            step.items[out] = step.items[inp][slice(*numbers)]
-            return
+        if isinstance(index, slice):
+            bounds = [index.start, index.stop, index.step]
+            if all(bound is None or isinstance(bound, int | Constant) for bound in bounds):
+                numbers = [None if bound is None else integer_of(bound) for bound in bounds]
+                step.items[out] = step.items[inp][slice(*numbers)]
+                return
     view = indexed(step, step.place(inp), indices)
     if out.type.ndim == 0:
         step.bind_number(out, load_number(step.writer, view.dtype, view.pointer, 0))

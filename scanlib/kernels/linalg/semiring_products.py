@@ -324,10 +324,16 @@ class SmallVectors:
         """Return, for each number, a vector that repeats it."""
         return [self.w.shuffle(value, value, [j] * self.lanes) for j in range(self.size)]
 
-    def product(self, columns: list[Value], items: list[Value], start: Value) -> Value:
-        """Return ``start + Σ_j columns[j] items[j]``, in two chains."""
+    def product(
+        self, columns: list[Value], items: list[Value], start: Value, is_awaited: bool = True
+    ) -> Value:
+        """Return ``start + Σ_j columns[j] items[j]``.
+
+        There are two chains of multiply-adds if the next step waits for the result, and one, which
+        is less work, otherwise.
+        """
         w, size = self.w, len(columns)
-        half = size if size <= 2 else size // 2
+        half = size // 2 if is_awaited and size > 2 else size
         first = start
         for column, item in zip(columns[:half], items[:half], strict=True):
             first = w.fma(column, item, first)

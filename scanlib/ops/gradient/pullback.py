@@ -26,8 +26,9 @@ from scanlib.ops.gradient.step_pullback import (
     is_usable,
 )
 from scanlib.ops.graph import conform, is_differentiable, is_tensor, row_type, zeros_like
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, State
 from scanlib.ops.loop import Sequence as SequencePart
+from scanlib.ops.messages import loop_title
 from scanlib.ops.row_ops.ran_steps import is_mask
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterOutputs
@@ -172,6 +173,7 @@ class _Backward:
             value = added[0].value
             if entering.rows is not None:
                 value = value + self.add_sequence(self.forward.walk(entering.rows))
+            self.check_shape(state, value)
             self.replacements[total] = conform(value, total.type)
         for i, total in step.carry_cotangents.items():
             final = self.given.carries[i]
@@ -182,6 +184,19 @@ class _Backward:
             self.replacements[total] = self.add_carry(start, total.type).value
         for i, total in step.output_cotangents.items():
             self.replacements[total] = conform(self.output_cotangent(i, total), total.type)
+
+    def check_shape(self, state: State, cotangent: Variable) -> None:
+        """Raise if a state is read as larger than what its step returns."""
+        came, returned = cotangent.type.shape, state.next.type.shape
+        if any(None is not a != b is not None for a, b in zip(came, returned, strict=True)):
+            source = self.forward.loop
+            name = f"state `{state.name}`" if state.name else "a state"
+            raise TypeError(
+                f"{loop_title(source.name, source.function)}: the gradient of {name} has shape "
+                f"{came}, the step returns {returned}: its values are used beside an array of that "
+                f"shape, and an axis is broadcast only if its size is known to be 1. Give an "
+                f"initial value of known shape, as in pt.specify_shape(h0, {returned})"
+            )
 
     def output_cotangent(self, i: int, total: Variable) -> Variable:
         """Return what enters a backward step for an output.

@@ -4,7 +4,7 @@ The gradient of a checkpointed loop is that of a nest of loops over its segments
 (`ops.gradient.checkpointed`), which stands in the graph beside the loop. What becomes of the loop:
 
 * without such a nest, or where it is that of other steps (there is no gradient, or one of a loop
-  with `until`, or a truncated one), it is an ordinary loop;
+  with `until`), it is an ordinary loop;
 * otherwise it becomes the same nest, and merging makes one of both. Results that are read whole
   are stacked segment by segment.
 """
@@ -16,15 +16,8 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 
 from scanlib.lengths.numbers import constant_integer
-from scanlib.ops.gradient.checkpointed import (
-    Cut,
-    outer_loop,
-    restored_carry,
-    segments_name,
-    tail_loop,
-)
-from scanlib.ops.loop import Loop, Results
-from scanlib.ops.row_ops.row_segments import MergeRows
+from scanlib.ops.gradient.checkpointed import Nest, nest_of, segments_name
+from scanlib.ops.loop import Loop
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.simplify.last_rows import LastRow, is_loop, last_row_reads, tap_of_view
 
@@ -43,15 +36,13 @@ def settle_checkpoints(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Var
         and other.op.name == name
         for other in fgraph.apply_nodes
     )
-    if loop.stop is not None or loop.truncate_gradient >= 0 or not has_nest:
+    if loop.stop is not None or not has_nest:
         return edit.replacements()
-    cut = Cut.of(loop, schedule)
-    segments = outer_loop(loop, cut).apply()
     reads = [
         _reads(fgraph, history, s.depth)
         for history, s in zip(node.outputs, loop.states, strict=False)
     ]
-    return _as_nest(edit, cut, segments, reads)
+    return _as_nest(edit, nest_of(loop, schedule), reads)
 
 
 def _reads(fgraph: FunctionGraph, history: Variable, depth: int) -> tuple[list[LastRow], bool]:
@@ -61,24 +52,14 @@ def _reads(fgraph: FunctionGraph, history: Variable, depth: int) -> tuple[list[L
 
 
 def _as_nest(
-    edit: LoopEdit, cut: Cut, segments: Results, reads: list[tuple[list[LastRow], bool]]
+    edit: LoopEdit, nest: Nest, reads: list[tuple[list[LastRow], bool]]
 ) -> dict[Variable, Variable]:
     """Return the results of a loop as those of a loop over segments and of a tail."""
-    loop, node, states = edit.loop, edit.node, len(edit.loop.states)
-    ends = [history[-1] for history in segments.histories]
-    tail = tail_loop(loop, cut, ends).apply() if cut.has_tail else None
-    rows = [MergeRows()(stacked) for stacked in segments.outputs]
-    finals, carries = ends[:states], ends[states:]
-    if tail is None:
-        carries = [restored_carry(*pair) for pair in zip(loop.carries, carries, strict=True)]
-    else:
-        finals, carries = tail.histories, tail.carries
-        behind = [h[s.depth :] for h, s in zip(tail.histories, loop.states, strict=True)]
-        rest = [*behind, *tail.outputs]
-        rows = [pt.concatenate(pair) for pair in zip(rows, rest, strict=True)]
-    results = dict(zip(node.outputs[states:], [*carries, *rows[states:]], strict=True))
+    loop, histories = edit.loop, edit.node.outputs[: len(edit.loop.states)]
+    others = edit.node.outputs[len(histories) :]
+    results = dict(zip(others, [*nest.carries, *nest.outputs], strict=True))
     for history, state, trace, final, (last, whole) in zip(
-        node.outputs, loop.states, rows, finals, reads, strict=False
+        histories, loop.states, nest.traces, nest.ends, reads, strict=True
     ):
         if whole:
             results[history] = pt.concatenate([state.initial, trace])

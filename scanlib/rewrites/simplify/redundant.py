@@ -70,6 +70,10 @@ def drop_unread_inputs(edit: LoopEdit) -> None:
             edit.changed = True
     non_sequences = [part for part in loop.non_sequences if part.inner in read]
     sequences = [part for part in loop.sequences if part.row in read]
+    known = [part.row for part in loop.sequences if part.outer.type.shape[0] is not None]
+    if sequences and loop.n_steps is None and read.isdisjoint(known):
+        # The types of the results have this number of steps; it is checked when the loop runs.
+        sequences = [part for part in loop.sequences if part.row in {*read, *known[:1]}]
     if len(non_sequences) < len(loop.non_sequences):
         loop.non_sequences = non_sequences
         edit.changed = True

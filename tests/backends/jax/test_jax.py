@@ -138,6 +138,14 @@ class TestElementwise:
         assert op.signature.untraced == (True,)
         assert op.signature.n_outputs == 1
 
+    def test_a_trace_whose_channels_the_initial_rows_tell(self):
+        x, h0 = pt.dvector("x"), pt.dvector("h0")
+        step = lambda x, h: x + pt.zeros_like(h)  # noqa: E731
+        h = scanlib.scan(step, x, h0, return_updates=False)
+        with pytensor.config.change_flags(on_opt_error="raise"):
+            function = compiled([x, h0], h)
+        np.testing.assert_array_equal(function([1.0, 2.0], np.zeros(3)), [[1.0] * 3, [2.0] * 3])
+
     @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
     def test_gradient_loops_read_slices_in_place(self):
         """With three rows in time, and with none."""

@@ -140,10 +140,10 @@ class TestUntil:
     def test_rows(self):
         """The whole trace comes back with its true length, and so do slices of it."""
         inputs, h = self.loop()
-        function = compiled(inputs, [h, h[1:], h[::-1], h[-1], h.shape[0], 2 * h + 1])
+        function = compiled(inputs, [h, h[1:], h[-1], h.shape[0], 2 * h + 1])
         for x in self.cases:
             rows = self.reference(x, 0.7)
-            expected = [rows, rows[1:], rows[::-1], rows[-1], np.int64(len(rows)), 2 * rows + 1]
+            expected = [rows, rows[1:], rows[-1], np.int64(len(rows)), 2 * rows + 1]
             for actual, wanted in zip(function(x, 0.7), expected, strict=True):
                 np.testing.assert_allclose(np.asarray(actual), wanted, rtol=1e-12)
                 assert np.shape(actual) == wanted.shape
