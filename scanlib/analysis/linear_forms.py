@@ -819,7 +819,8 @@ def of_one_state(
     block, offset = forms.form(following)[0], forms.offset(following)
     order = list(range(following.type.ndim))
     free = forms.free(0, block)
-    if len(free) > 1 and not at_any_cost:
+    mixed = [axis for axis in free if following.type.shape[axis] != 1]
+    if len(mixed) > 1 and not at_any_cost:
         raise NotAffineError("matrices act along several axes of the state")
     if len(free) != 1 or not block.full:
         return None

@@ -299,12 +299,12 @@ class LinearLowering:
 def _untransposed(side: str, matrix: Variable) -> tuple[str, Variable]:
     """Return a side and matrix without a transposition: a vector may stand on either."""
     own: list[Any] = list(range(matrix.type.ndim))
-    base, order = matrix, own
+    turned = [*own[:-2], own[-1], own[-2]]
+    base, order, found = matrix, own, (side, matrix)
     while base.owner is not None and isinstance(base.owner.op, DimShuffle):
         before = base.owner.op.new_order
         base, order = base.owner.inputs[0], [o if o == "x" else before[o] for o in order]
-    if order == own:
-        return side, base
-    if order == [*own[:-2], own[-1], own[-2]]:
-        return "right" if side == "left" else "left", base
-    return side, matrix
+        if order in (own, turned) and base.type.ndim == len(own):
+            other = "right" if side == "left" else "left"
+            found = (side if order == own else other), base
+    return found
