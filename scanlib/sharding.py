@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import pytensor
+from pytensor.compile.executor import Function
+
 if TYPE_CHECKING:
     from scanlib.backends.jax.time_function import ShardedFunction
 
@@ -65,6 +68,9 @@ def shard(
     >>> print(np.asarray(jax.jit(f)(np.ones((3, 2)))[0])[:, 0])
     [1.   1.5  1.75]
     """
-    from scanlib.backends.jax.time_function import sharded
+    from scanlib.backends.jax.time_function import ShardedFunction
 
-    return sharded(function, in_specs, time, mesh)
+    if not isinstance(function, Function):
+        inputs, outputs = function
+        function = pytensor.function(inputs, outputs, mode="JAX", on_unused_input="ignore")
+    return ShardedFunction(function, in_specs, time, mesh)

@@ -79,7 +79,7 @@ def program_key(program: LoopProgram) -> str:
 
     The code of two loops can be the same for arrays of different dtypes.
     """
-    words = program.may_stop, program.has_workspace, program.progress, program.shared
+    words = program.may_stop, program.progress, program.shared
     arrays = str((program.inputs, program.outputs, *words))
     messages = str(program.failures)
     whole = [program_text(program), arrays, messages, str(program.functions), program.name]

@@ -33,8 +33,6 @@ from pytensor.graph.basic import Apply
 from scanlib.kernels.language import INT64, POINTER, TABLE, Kernel, Type, Value, Writer
 from scanlib.kernels.progress import wants_progress
 
-AGAIN = -3
-
 WORD = 8
 
 
@@ -132,20 +130,18 @@ class Words:
 class Kernels:
     """The kernels of a loop; see the module.
 
-    `run` has one or two, of which ``words.choice`` says which one takes the steps. A program in
-    several parts may have `then`, which is called after they have ended, and says by `AGAIN` that
-    ``words.parts`` parts from ``words.part`` on are to run next.
+    `run` has one or two, of which ``words.choice`` says which one takes the steps. After the parts
+    of a program with a `last_round`, the last one runs once more.
     """
 
     prepare: Kernel
     start: Kernel
     run: tuple[Kernel, ...]
-    then: Kernel | None = None
+    last_round: bool = False
 
     @property
     def all(self) -> tuple[Kernel, ...]:
-        last = () if self.then is None else (self.then,)
-        return (self.prepare, self.start, *self.run, *last)
+        return (self.prepare, self.start, *self.run)
 
 
 @dataclass(eq=False)
@@ -167,8 +163,6 @@ class LoopProgram:
         Outputs of a program in parts that are sums over the parts.
     may_stop : bool
         Whether outputs may have more rows than the result.
-    has_workspace : bool
-        Whether the workspace may have any bytes.
     progress : bool
         Whether its polls tell how far it is.
     """
@@ -182,7 +176,6 @@ class LoopProgram:
     functions: tuple[Apply | Routine, ...] = ()
     shared: tuple[int, ...] = ()
     may_stop: bool = False
-    has_workspace: bool = False
     progress: bool = field(default_factory=wants_progress)
 
     @property

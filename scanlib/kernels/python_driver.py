@@ -12,7 +12,7 @@ import numpy as np
 
 from scanlib.kernels.compiled import compile_program
 from scanlib.kernels.language import ASK, FRAME, FULL, INTERRUPTED, NUMBERS, PROGRESS
-from scanlib.kernels.program import AGAIN, LoopProgram
+from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.progress import DONE, FAILED, Progress, progress_of
 from scanlib.ops import errors, execution
 
@@ -34,20 +34,14 @@ def compiled_runner(program: LoopProgram, functions: Sequence[int] = ()) -> Runn
 
 
 def _run_parts(program: LoopProgram, runs: Sequence[Entry], table: int, frame: int) -> int:
-    """Run the parts of a loop one after the other; `then` is behind what takes the steps."""
-    words = program.words
+    """Run the parts of a loop one after the other."""
+    words, code = program.words, 0
     numbers = np.ctypeslib.as_array((ctypes.c_int64 * words.size).from_address(table))
-    while True:
-        first, code = int(numbers[words.part]), 0
-        for part in range(first, first + max(int(numbers[words.parts]), 1)):
-            numbers[words.part] = part
-            code = code or runs[numbers[words.choice]](table, frame)
-        numbers[words.part] = first
-        if code or program.kernels.then is None:
-            return code
-        code = runs[-1](table, frame)
-        if code != AGAIN:
-            return code
+    for part in range(max(int(numbers[words.parts]), 1)):
+        numbers[words.part] = part
+        code = code or runs[numbers[words.choice]](table, frame)
+    numbers[words.part] = 0
+    return code or (runs[-1](table, frame) if program.kernels.last_round else 0)
 
 
 class Runner:

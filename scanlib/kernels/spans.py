@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from scanlib.kernels.language import INT64, Type, Value, Writer
 from scanlib.kernels.scalars import LanesError, Number, Pair, added, parts_of
 
 LINE = 64  # bytes that are fetched together
+FEWEST_LANES = 4
 
 
 def itemsize(dtype: str) -> int:
@@ -55,7 +56,7 @@ def store_number(w: Writer, pointer: Value, offset: Value | int, value: Number) 
     w.store(pointer, second, value.imag)
 
 
-def over_lanes(w: Writer, value: Value, combine: Callable[[Value, Value], Number]) -> Value:
+def over_lanes(w: Writer, value: Value, combine: Callable[..., Number]) -> Value:
     """Return what all lanes give together, in pairs of halves."""
     while value.type.lanes > 1:
         half = value.type.lanes // 2
@@ -96,6 +97,103 @@ class Cell:
     def value(self, value: Number) -> None:
         for local, part in zip(self.locals, parts(value), strict=True):
             self.w.assign(local, part)
+
+
+def spread(w: Writer, value: Number, lanes: int) -> Number:
+    """Return a number in all lanes.
+
+    Raises
+    ------
+    LanesError
+        For several complex numbers.
+    """
+    if lanes == 1 or (isinstance(value, Value) and value.type.lanes == lanes):
+        return value
+    if isinstance(value, Pair):
+        raise LanesError("complex numbers")
+    return w.splat(value, lanes)
+
+
+class Total:
+    """What numbers give together: one in each lane, for every count of them that is taken at once.
+
+    Parameters
+    ----------
+    w : Writer
+    start : Number
+        What changes no number.
+    lanes : iterable of int
+        How many numbers may be taken at once.
+    combine : callable, optional
+        Returns what two give together.
+    """
+
+    def __init__(
+        self,
+        w: Writer,
+        start: Number,
+        lanes: Iterable[int],
+        combine: Callable[[Number, Number], Number] = added,
+    ) -> None:
+        self.w, self.start, self.combine = w, start, combine
+        several = lanes if isinstance(start, Value) else ()
+        self.cells = {count: Cell(w, spread(w, start, count)) for count in {1, *several}}
+        self.used: set[int] = set()
+
+    def clear(self) -> None:
+        """Write that there has been nothing yet."""
+        for count, cell in self.cells.items():
+            cell.value = spread(self.w, self.start, count)
+
+    def add(self, value: Number) -> None:
+        """Write that there is one number more, or several."""
+        count = parts(value)[0].type.lanes
+        if count not in self.cells:
+            raise LanesError("complex numbers")
+        self.used.add(count)
+        self.cells[count].value = self.combine(self.cells[count].value, value)
+
+    def after(self, old: Number | None = None) -> Number:
+        """Return what all give together, after a number."""
+        for count in sorted(self.used, reverse=True):
+            value = self.cells[count].value
+            if isinstance(value, Value):
+                value = over_lanes(self.w, value, self.combine)
+            old = value if old is None else self.combine(old, value)
+        return self.start if old is None else old
+
+
+def halves(lanes: int) -> list[int]:
+    """Return how many numbers are taken at once, one count after the other."""
+    return [lanes, *halves(lanes // 2)] if lanes >= FEWEST_LANES else []
+
+
+def walk(
+    w: Writer,
+    first: Value,
+    end: Value,
+    lanes: Iterable[int],
+    write: Callable[[Value, int], None],
+    most: Value | None = None,
+) -> None:
+    """Write loops over numbers, several at once while there are enough, then one by one.
+
+    `write` is given a place and a count; it may raise `LanesError`, after which all are taken one
+    by one. So are, always, those from `most` on.
+    """
+    before, rest = len(w.block.statements), first
+    most = end if most is None else most
+    try:
+        for count in lanes:
+            last = rest + ((most - rest) & -count)
+            with w.loop(rest, last, count) as index:
+                write(index, count)
+            rest = last
+    except LanesError:
+        del w.block.statements[before:]
+        rest = first
+    with w.loop(rest, end) as index:
+        write(index, 1)
 
 
 def parts(value: Number) -> list[Value]:
@@ -151,11 +249,7 @@ class Same:
     value: Number
 
     def load(self, index: Value | int, lanes: int = 1) -> Number:
-        if lanes == 1:
-            return self.value
-        if isinstance(self.value, Pair):
-            raise LanesError("complex numbers")
-        return self.w.splat(self.value, lanes)
+        return spread(self.w, self.value, lanes)
 
     def real(self, index: Value | int, lanes: int = 1) -> Value:
         value = self.load(index, lanes)

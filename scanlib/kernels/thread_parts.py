@@ -1,10 +1,10 @@
 """Parts of a loop in threads of their own.
 
-`run` is called once for each of ``words.parts`` parts from ``words.part`` on, with tables of their
-own, and again while `then` says so; who calls is the handler in C++ (``program.h``), where threads
-are. Outputs that are sums over the parts (`LoopProgram.shared`) are the first part's; others start
-from zero in memory of their own, which `combining_kernel` adds, in the order of the parts. How many
-parts there are depends on flags and sizes alone, and so does, bit by bit, what comes out.
+`run` is called once for each of ``words.parts`` parts, with tables of their own; who calls is the
+handler in C++ (``program.h``), where threads are. Outputs that are sums over the parts
+(`LoopProgram.shared`) are the first part's; others start from zero in memory of their own, which
+`combining_kernel` adds, in the order of the parts. How many parts there are depends on flags and
+sizes alone, and so does, bit by bit, what comes out.
 """
 
 from __future__ import annotations

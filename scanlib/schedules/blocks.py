@@ -37,31 +37,28 @@ from scanlib.kernels.language import (
     Kernel,
     Local,
     Scratch,
-    Type,
     Value,
     Writer,
 )
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, parts_of
+from scanlib.kernels.scalars import Number, parts_of
 from scanlib.kernels.spans import (
     LINE,
-    Cell,
     Items,
     Same,
     Span,
-    added,
+    Total,
     itemsize,
     load_number,
-    parts,
     store_number,
-    sum_of_lanes,
+    walk,
 )
 from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.ops.lowered.sums_first import elements_with_addend, sums_first
 from scanlib.recurrences import CLASSES, affine
 from scanlib.recurrences.block_scans import Block, Steps
 from scanlib.recurrences.coupled import History, scan_coupled
-from scanlib.schedules.elementwise import ElemwiseLoop, Storage, TableReader, write_result
+from scanlib.schedules.elementwise import ElemwiseLoop, TableReader, write_result
 from scanlib.schedules.quotients import Quotients, quotients_in
 from scanlib.schedules.selection import BLOCK
 from scanlib.schedules.shared_values import StepGraph, shared_values
@@ -118,7 +115,6 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
     def __init__(self, loop: ElemwiseLoop) -> None:
         super().__init__(loop, "blocks")
-        self.scalars = Scalars(self.w, self.call_outside)
         self.reverse, n = loop.reverse, loop.signature.n_states
         self.inner, self.result = loop.inner, loop.result
         recurrent = [part for r in loop.op.recurrences for part in r.parts]
@@ -207,18 +203,17 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                     dtype = self.dtype_of(recurrence.parts[0])
                     self.varying[number, k] = buffers.span(dtype, size)
 
-    def workspace(self) -> tuple[Value, Value]:
+    def own_memory(self) -> tuple[Value, Value]:
         """Write where the workspace is, and how far into it this part's memory begins."""
-        address = self.out.word(self.words.workspace, POINTER, "workspace")
         part = self.out.number(self.words.part, "part")
-        return address, part * self.buffers.size + self.storage.end_of_spaces
+        return self.workspace, part * self.buffers.size + self.value_of(self.loop.end_of_rings)
 
     def offset(self, name: str, lead: int) -> Value | int:
         """Return where the item of the channel is in a row of an array."""
         place: Value | int = 0
         for own, axis in enumerate(self.loop.arrays[name].axes):
             if axis is not None and axis < len(self.indices):
-                place = self.indices[axis] * self.storage.stride(name, own + lead) + place
+                place = self.indices[axis] * self.stride_of(name, own + lead) + place
         return place
 
     def number_of(self, name: str) -> Number:
@@ -234,14 +229,13 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         n = self.loop.signature.n_states
         if part >= n:
             return self.data(f"c{part - n}"), self.offset(f"c{part - n}", 0)
-        at = self.w.as_value(row, INT64) * self.storage.stride(f"h{part}", 0)
+        at = self.w.as_value(row, INT64) * self.stride_of(f"h{part}", 0)
         return self.data(f"h{part}"), at + self.offset(f"h{part}", 1)
 
     # The kernel
 
     def kernel(self) -> Kernel:
         w = self.w
-        self.storage = Storage(self)
         self.steps = self.out.number(self.words.steps, "steps")
         self.prepare_buffers()
         if not self.loop.layout.ndim:
@@ -252,8 +246,8 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
     def finished(self) -> Kernel:
         """Return the kernel that was written."""
-        self.loop.block_bytes = self.buffers.define(self.workspace)
-        return self.out.kernel(register_bytes())
+        self.loop.block_bytes = self.buffers.define(self.own_memory)
+        return self.whole_kernel(register_bytes())
 
     def write_blocks(self, first: Value, last: Value) -> None:
         """Write the loop over the blocks of some steps."""
@@ -285,8 +279,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         size: Value = self.w.constant(1, INT64)
         number = loop.loops.get((id(target), axis))
         if number is not None:
-            group = loop.groups_of_loops[number]
-            size = self.length(loop.plan.group_places(group, axis)[0], axis)
+            size = self.length(number)
         with self.w.loop(0, size) as index:
             self.indices.append(index)
             yield
@@ -329,7 +322,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                     if (number, k) not in self.varying:
                         self.scalars.emit([out])
                         dtype = self.dtype_of(loop.op.recurrences[number].parts[0])
-                        value = self.converted(self.scalars.number(out), dtype)
+                        value = self.scalars.number_as(self.scalars.number(out), dtype)
                         self.elements[number, k] = Same(self.w, value)
 
     def bind_same(self, inputs: Sequence[Variable]) -> None:
@@ -337,12 +330,6 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         for mine, other in zip(self.loop.graph.inputs, inputs, strict=True):
             if mine in self.inner.non_sequences:
                 self.scalars.bind(other, self.scalars.number(mine))
-
-    def converted(self, value: Number, dtype: str) -> Number:
-        """Return a number as a dtype has it."""
-        if dtype.startswith("complex"):
-            return self.scalars.pair(value, "float32" if dtype == "complex64" else "float64")
-        return self.scalars._value(value, dtype)
 
     def write_views(self) -> None:
         """Write where the rows, histories and outputs of the block are, and what is before it."""
@@ -373,7 +360,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def row_span(self, i: int) -> Span:
         """Return the rows of a sequence in this block: where they are, or a copy side by side."""
         w, name = self.w, self.loop.outer.sequences[i]
-        own, stride = self.row_buffers[i], self.storage.stride(name, 0)
+        own, stride = self.row_buffers[i], self.stride_of(name, 0)
         start = self.low * stride + self.offset(name, 1)
         apart = stride.differs(own.itemsize)
         with w.when(apart):
@@ -426,23 +413,17 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
         `write` is given a step; `scalars.lanes` says how many there are from it on.
         """
-        w, n = self.w, self.n
         count = self.steps_at_once(outputs)
-        done = n & -count
-        before = len(w.block.statements)
-        try:
-            if count < 2:
-                raise LanesError
-            with w.loop(0, done, count) as j, self.scalars.scope():
-                self.scalars.lanes = count
-                write(j)
-        except LanesError:
-            del w.block.statements[before:]
-            done = w.constant(0, INT64)
-        finally:
-            self.scalars.lanes = 1
-        with w.loop(done, n) as j, self.scalars.scope():
-            write(j)
+
+        def several(j: Value, lanes: int) -> None:
+            self.scalars.lanes = lanes
+            try:
+                with self.scalars.scope():
+                    write(j)
+            finally:
+                self.scalars.lanes = 1
+
+        walk(self.w, self.w.constant(0, INT64), self.n, [count] if count > 1 else [], several)
 
     def steps_at_once(self, outputs: Iterable[Variable]) -> int:
         """Return how many steps fill a register with numbers of the widest dtype."""
@@ -552,7 +533,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             for k, out in computed.items():
                 own = spans[k]
                 value = self.scalars.spread(self.scalars.number(out))
-                own.store(j, self.converted(value, own.dtype))
+                own.store(j, self.scalars.number_as(value, own.dtype))
 
         with self.scalars.scope():
             self.bind_same(inputs)
@@ -672,7 +653,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                 self.totals[part].store(j, self.scalars.number(total))
             values = [(part, self.scalars.number(value)) for part, value in self.nexts.items()]
             for part, value in values:
-                value = self.converted(value, self.dtype_of(part))
+                value = self.scalars.number_as(value, self.dtype_of(part))
                 if part in self.sums_first:
                     assert isinstance(value, Value)
                     w.assign(self.kept[part][0], value)
@@ -689,8 +670,12 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         if not wanted:
             return
         known = self.scanned_values() | self.shared_readers(self.shared_in_map)
-        counts = {1, self.steps_at_once(wanted)}
-        sums = {i: _Total(w, self.inner.carries[i].type.dtype, counts) for i in addends}
+        sums = {}
+        for i in addends:
+            dtype = self.inner.carries[i].type.dtype
+            zero = {"f": -0.0, "c": complex(-0.0, -0.0)}.get(np.dtype(dtype).kind, 0)
+            nothing = self.scalars.constant(zero, dtype)
+            sums[i] = Total(w, nothing, [self.steps_at_once(wanted)])
 
         def write(j: Value, special: Special) -> None:
             self.bind_read(wanted, known, {}, j)
@@ -698,10 +683,10 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             for i, addend in addends.items():
                 dtype = self.inner.carries[i].type.dtype
                 value = self.scalars.spread(self.scalars.number(addend))
-                sums[i].add(self.converted(value, dtype))
+                sums[i].add(self.scalars.number_as(value, dtype))
             for k, out in outputs.items():
                 value = self.scalars.spread(self.scalars.number(out))
-                self.outputs[k].store(j, self.converted(value, self.outputs[k].dtype))
+                self.outputs[k].store(j, self.scalars.number_as(value, self.outputs[k].dtype))
 
         def again() -> None:
             for total in sums.values():
@@ -764,7 +749,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def write_output(self, number: int, j: Value) -> None:
         """Write an output of the block where several channels have it."""
         name = f"z{number}"
-        at = (self.low + j) * self.storage.stride(name, 0) + self.offset(name, 1)
+        at = (self.low + j) * self.stride_of(name, 0) + self.offset(name, 1)
         store_number(self.w, self.data(name), at, self.output_buffers[number].load(j))
 
     def for_each(self, write: Callable[[Value], None]) -> None:
@@ -775,36 +760,3 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                 write(first + k)
         with w.loop(done, self.n) as j:
             write(j)
-
-
-class _Total:
-    """A sum over the steps of a block: one in each lane, and one of the steps that are left."""
-
-    def __init__(self, w: Writer, dtype: str, counts: set[int]) -> None:
-        self.w, self.half, self.dtype = w, parts_of(dtype), dtype
-        lanes = sorted(counts) if self.half is None else (1,)
-        self.cells = {count: Cell(w, self.nothing(count)) for count in lanes}
-
-    def nothing(self, count: int) -> Number:
-        """Return what changes no sum: minus zero."""
-        kind = Type(self.half or self.dtype, count)
-        zero = self.w.constant(-0.0 if kind.is_float else 0, kind)
-        return zero if self.half is None else Pair(zero, zero)
-
-    def clear(self) -> None:
-        """Write that nothing has been added."""
-        for count, cell in self.cells.items():
-            cell.value = self.nothing(count)
-
-    def add(self, value: Number) -> None:
-        """Write that a number is added."""
-        cell = self.cells[parts(value)[0].type.lanes]
-        cell.value = added(cell.value, value)
-
-    def after(self, old: Number) -> Number:
-        """Return a number and the sum."""
-        for _, cell in sorted(self.cells.items(), reverse=True):
-            value = cell.value
-            whole = sum_of_lanes(self.w, value) if isinstance(value, Value) else value
-            old = added(old, whole)
-        return old

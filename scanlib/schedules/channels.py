@@ -27,23 +27,23 @@ is this schedule with no loops inside.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
-from scanlib.kernels.language import BOOL, INT64, Kernel, Type, Value, Writer
-from scanlib.kernels.scalars import LanesError, Number, Pair, Scalars, added, parts_of
-from scanlib.kernels.spans import LINE, Cell, load_number, parts, store_number, sum_of_lanes
+from scanlib.kernels.language import BOOL, INT64, Kernel, Value, Writer
+from scanlib.kernels.scalars import Number, added, parts_of
+from scanlib.kernels.spans import LINE, Total, halves, load_number, store_number, walk
 from scanlib.ops.lowered.channel_plan import Target
-from scanlib.schedules.elementwise import ElemwiseLoop, Storage
+from scanlib.schedules.elementwise import ElemwiseLoop
 from scanlib.schedules.step_by_step import TakesSteps
 
 DISTANCE = 4096  # how many bytes ahead rows are asked for
 LONGEST_ROW = 8192  # bytes
 LEAST_BYTES = 1 << 21  # of all arrays: fewer stay in a cache
 REGISTER = 64  # bytes of the lanes of the widest dtype: of two registers
-FEWEST_LANES = 4
 
 
 def rows_ahead(w: Writer, steps: Value, sizes: Sequence[Value]) -> Value:
@@ -62,12 +62,15 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
 
     def __init__(self, loop: ElemwiseLoop) -> None:
         super().__init__(loop, "channels")
-        self.scalars = Scalars(self.w, self.call_outside)
         self.indices: list[Value] = []  # of the loops over channels that are open
-        self.totals: dict[int, Cell] = {}
+        self.totals: dict[int, Total] = {}
         inner, outer = loop.inner, loop.outer
         self.given_as = dict(zip(inner.rows, outer.sequences, strict=True))
         self.given_as |= zip(inner.non_sequences, outer.non_sequences, strict=True)
+        self.taps = {carry: (f"c{i}", -1) for i, carry in enumerate(inner.carries)}
+        for i, taps in enumerate(inner.taps):
+            offsets = zip(taps, loop.signature.taps[i], strict=True)
+            self.taps |= {tap: (f"h{i}", offset) for tap, offset in offsets}
 
     # Memory
 
@@ -78,7 +81,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             if axis is None:
                 continue
             last = axis == self.loop.layout.ndim - 1 and self.scalars.lanes > 1
-            stride = array.itemsize if last else self.storage.stride(name, own + array.lead)
+            stride = array.itemsize if last else self.stride_of(name, own + array.lead)
             offset = self.indices[axis] * stride + offset
         return offset
 
@@ -95,17 +98,14 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
     # The function
 
     def kernel(self) -> Kernel:
-        words = self.words
-        self.storage = Storage(self)
-        self.steps = self.out.number(words.steps, "steps")
-        self.begin = self.out.number(words.begin, "begin")
+        self.begin_steps()
         self.prepare_channels()
         self.read_locals()
         self.ahead = self.rows_ahead()
         taken = self.take_steps()
         self.write_locals()
         self.finish(taken)
-        return self.out.kernel()
+        return self.whole_kernel()
 
     # Before the first step
 
@@ -114,18 +114,14 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         loop, w = self.loop, self.w
         self.low: list[Value] = []
         self.high: list[Value] = []
-        part = parts = None
-        for level, group in zip(loop.axes_of_loops, loop.groups_of_loops, strict=True):
-            place = loop.plan.group_places(group, level)[0]
-            size = self.length(place, level)
+        for number, level in enumerate(loop.axes_of_loops):
+            low, high = w.as_value(0, INT64), self.length(number)
             if level == 0:
                 part = self.out.number(self.words.part, "part")
                 parts = self.out.number(self.words.parts, "parts")
-                self.low.append(w.apply("quotient", size * part, parts))
-                self.high.append(w.apply("quotient", size * (part + 1), parts))
-            else:
-                self.low.append(w.constant(0, INT64))
-                self.high.append(size)
+                low, high = (w.apply("quotient", high * k, parts) for k in (part, part + 1))
+            self.low.append(low)
+            self.high.append(high)
         last = loop.layout.ndim - 1
         self.fast: Value = w.constant(True, BOOL)
         for name, array in loop.arrays.items():
@@ -135,48 +131,10 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             plain = self.given_stride(name, axis).equals(array.itemsize)
             self.fast = self.fast & (plain | (self.dim(name, axis) <= 1))
 
-    def read_locals(self) -> None:
-        """Write locals for the states and carries without channels."""
-        loop = self.loop
-        self.registers: dict[tuple[int, int], Cell] = {}
-        for i, depth in enumerate(loop.signature.depths):
-            if not loop.is_local(i):
-                continue
-            for k in range(1, depth + 1):
-                place = self.register_place(i, k, self.begin)
-                value = self.load(f"h{i}", self.data(f"h{i}"), place)
-                self.registers[i, k] = Cell(self.w, value)
-        self.carries: dict[int, Cell] = {}
-        for i in range(loop.signature.n_carries):
-            if loop.is_local_carry(i):
-                self.carries[i] = Cell(self.w, self.load(f"c{i}", self.data(f"c{i}"), 0))
-
-    def register_place(self, i: int, k: int, begin: Value) -> Value:
-        """Return where the value of a local state, `k` steps back, is in its output."""
-        depth, size = self.loop.signature.depths[i], self.loop.arrays[f"h{i}"].itemsize
-        if self.loop.signature.untraced[i]:
-            row = k - 1 if self.loop.reverse else depth - k
-            return self.w.constant(row * size, INT64)
-        if self.loop.reverse:
-            return (self.steps - begin + (k - 1)) * size
-        return (begin + (depth - k)) * size
-
-    def write_locals(self) -> None:
-        """Write what locals hold to where the outputs are."""
-        loop = self.loop
-        for (i, k), cell in self.registers.items():
-            if loop.signature.untraced[i]:
-                place = self.register_place(i, k, self.begin)
-                store_number(self.w, self.data(f"h{i}"), place, cell.value)
-        for i, cell in self.carries.items():
-            store_number(self.w, self.data(f"c{i}"), 0, cell.value)
-
     # One step
 
-    def step(self, i: Value) -> None:
+    def step(self) -> None:
         loop = self.loop
-        self.i = i
-        self.t = self.steps - 1 - i if loop.reverse else i
         self.rows = self.rows_of_step()
         self.fetch_rows()
         for target in loop.plan.targets:
@@ -188,17 +146,15 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
     def rows_of_step(self) -> dict[str | tuple[str, int], Value]:
         """Write where the rows of this step are, by what they are of."""
         loop = self.loop
-        rows: dict[str | tuple[str, int], Value] = {}
-        for name in loop.outer.sequences:
-            rows[name] = self.t * self.storage.stride(name, 0)
-        for i in range(loop.signature.n_outputs):
-            rows[f"z{i}"] = self.t * self.storage.stride(f"z{i}", 0)
-        for i in range(loop.signature.n_states):
-            if not (loop.is_local(i) and loop.signature.untraced[i]):
-                rows[f"h{i}"] = self.row_of(i, 0)
-            if not loop.is_local(i):
-                for offset in loop.signature.taps[i]:
-                    rows[f"h{i}", offset] = self.row_of(i, offset)
+        outputs = [f"z{i}" for i in range(loop.signature.n_outputs)]
+        rows: dict[str | tuple[str, int], Value] = {
+            name: self.t * self.stride_of(name, 0) for name in (*loop.outer.sequences, *outputs)
+        }
+        for name, offset in self.taps.values():
+            if loop.is_traced(name) or not loop.is_local(name):
+                rows.setdefault(name, self.row_of(name, 0))
+            if not loop.is_local(name):
+                rows[name, offset] = self.row_of(name, offset)
         return rows
 
     def rows_ahead(self) -> Value | None:
@@ -206,14 +162,11 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         loop, w = self.loop, self.w
         self.streams: dict[str, Value] = {}
         for name, array in loop.arrays.items():
-            walked = name in loop.outer.sequences or name[0] == "z"
-            walked |= name[0] == "h" and not loop.signature.untraced[int(name[1:])]
+            walked = name in loop.outer.sequences or name[0] == "z" or loop.is_traced(name)
             if not walked or not any(axis is not None for axis in array.axes):
                 continue
-            size: Value = w.constant(array.itemsize, INT64)
-            for axis in range(array.lead, array.lead + len(array.axes)):
-                size = size * self.dim(name, axis)
-            stride = self.storage.stride(name, 0)
+            size = self.value_of(array.row)
+            stride = self.stride_of(name, 0)
             dense = stride.equals(size) | stride.equals(-size)
             self.streams[name] = w.select(dense & (size >= LINE), size, 0)
         if not self.streams:
@@ -232,7 +185,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             for name, size in self.streams.items():
                 start = w.apply("quotient", size * part, parts)
                 stop = w.apply("quotient", size * (part + 1), parts)
-                first = row * self.storage.stride(name, 0)
+                first = row * self.stride_of(name, 0)
                 with w.loop(start, stop, LINE) as place:
                     w.prefetch(self.data(name), first + place)
 
@@ -240,27 +193,17 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
 
     def clear(self, target: Target) -> None:
         """Write zeros where a sum over outer axes will be collected."""
-        w, kept = self.w, target.kept
-        indices: dict[int, Value] = {}
-
-        def loops(axes: list[int]) -> None:
-            if axes:
-                number = self.loop.loops[id(target), axes[0]]
-                with w.loop(self.low[number], self.high[number]) as index:
-                    indices[axes[0]] = index
-                    loops(axes[1:])
-                return
+        w, name = self.w, target.array
+        with ExitStack() as stack:
+            for axis in range(max(target.kept, default=-1) + 1):
+                number = self.loop.loops.get((id(target), axis))
+                index: Value = w.constant(0, INT64)
+                if axis in target.kept and number is not None:
+                    index = stack.enter_context(w.loop(self.low[number], self.high[number]))
+                self.indices.append(index)
             zero = self.scalars.constant(0, target.value.type.dtype)
-            array = self.loop.arrays[target.array]
-            offset = self.rows[target.array]
-            for own, axis in enumerate(array.axes):
-                if axis is not None:
-                    offset = (
-                        indices[axis] * self.storage.stride(target.array, own + array.lead) + offset
-                    )
-            store_number(self.w, self.data(target.array), offset, zero)
-
-        loops(kept)
+            store_number(w, self.data(name), self.item_offset(name, self.rows[name]), zero)
+        self.indices = []
 
     def level(self, level: int, targets: Sequence[Target]) -> None:
         """Write what `level` loops enclose, and the loops inside."""
@@ -273,13 +216,15 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         totals = [t for t in targets if t.collected and t.level == level]
         for target in totals:
             zero = self.scalars.constant(0, self.wide(target))
-            self.totals[id(target)] = Cell(w, zero)
+            lanes = halves(self.lanes_of([target], target.inner - 1))
+            self.totals[id(target)] = Total(w, zero, lanes)
         values = [self.scalars.number(target.value) for target in here]
         for group in loop.plan.groups(targets, level):
             self.loop_over(level, group)
         self.write_values(list(zip(here, values, strict=True)))
         for target in totals:
-            value = self.converted(self.totals[id(target)].value, target.value.type.dtype)
+            whole = self.totals[id(target)].after()
+            value = self.scalars.number_as(whole, target.value.type.dtype)
             if target.kind == "sum":
                 value = added(self.read_place(target), value)
             self.write_place(target, value)
@@ -288,61 +233,23 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         """Write the loop over the channels of one group of results."""
         loop, w = self.loop, self.w
         number = loop.loops.get((id(group[0]), level))
-        if number is None:
-            self.indices.append(w.constant(0, INT64))
-            with self.scalars.scope():
-                self.level(level + 1, group)
-            self.indices.pop()
-            return
-        low, high = self.low[number], self.high[number]
-        lanes = self.lanes_of(group, level)
-        while lanes >= FEWEST_LANES:
-            middle = self.several(level, group, low, high, lanes)
-            if middle is None:
-                break
-            low, lanes = middle, lanes // 2
-        with w.loop(low, high) as index:
+
+        def write(index: Value, lanes: int) -> None:
             self.indices.append(index)
-            with self.scalars.scope():
-                self.level(level + 1, group)
-            self.indices.pop()
-
-    def several(
-        self, level: int, group: list[Target], low: Value, high: Value, lanes: int
-    ) -> Value | None:
-        """Write the loop over several channels at once; return where the rest begins.
-
-        None, and nothing is written, where an operation exists for single numbers only.
-        """
-        w, before = self.w, len(self.w.block.statements)
-        count = (high - low) & -lanes
-        middle = w.select(self.fast, low + count, low)
-        kept = dict(self.totals)
-        sums = [t for t in group if t.collected and t.inner == level + 1]
-        for target in sums:
-            zero = self.scalars.constant(0, self.wide(target))
-            assert isinstance(zero, Value)
-            kind = Type(zero.type.dtype, lanes)
-            self.totals[id(target)] = Cell(w, w.constant(0, kind))
-        try:
-            with w.loop(low, middle, lanes) as index:
-                self.indices.append(index)
-                self.scalars.lanes = lanes
+            self.scalars.lanes = lanes
+            try:
                 with self.scalars.scope():
                     self.level(level + 1, group)
-        except LanesError:
-            del w.block.statements[before:]
-            self.totals = kept
-            return None
-        finally:
-            self.scalars.lanes = 1
-            self.indices.pop()
-        collected = {id(t): self.totals[id(t)] for t in sums}
-        self.totals = kept
-        for target in sums:
-            (whole,) = parts(collected[id(target)].value)
-            self.add_to_total(target, sum_of_lanes(w, whole))
-        return middle
+            finally:
+                self.indices.pop()
+                self.scalars.lanes = 1
+
+        if number is None:
+            write(w.constant(0, INT64), 1)
+            return
+        low, high = self.low[number], self.high[number]
+        lanes, most = halves(self.lanes_of(group, level)), w.select(self.fast, high, low)
+        walk(w, low, high, lanes, write, most)
 
     def lanes_of(self, group: list[Target], level: int) -> int:
         """Return how many channels a loop takes at once."""
@@ -384,89 +291,42 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         """Write the read of one input of the body."""
         if isinstance(variable, Constant) or variable in self.scalars.values:
             return
-        loop = self.loop
-        state = self.state_of(variable)
-        if state is not None:
-            i, offset = state
-            if loop.is_local(i):
-                value = self.registers[i, -offset].value
-            else:
-                value = self.load_item(f"h{i}", self.memory_of(i), self.rows[f"h{i}", offset])
-        elif variable in loop.inner.carries:
-            i = loop.inner.carries.index(variable)
-            if loop.is_local_carry(i):
-                value = self.carries[i].value
-            else:
-                value = self.load_item(f"c{i}", self.data(f"c{i}"), 0)
+        name, offset = self.taps.get(variable) or (self.given_as[variable], None)
+        if name in self.registers and offset is not None:
+            value = self.registers[name][-offset - 1].value
         else:
-            name = self.given_as[variable]
-            value = self.load_item(name, self.data(name), self.rows.get(name, 0))
+            row = self.rows.get(name, 0) if offset is None else self.rows[name, offset]
+            value = self.load(name, self.memory_of(name), self.item_offset(name, row))
         self.scalars.bind(variable, value)
-
-    def load_item(self, name: str, pointer: Value, row: Value | int) -> Number:
-        return self.load(name, pointer, self.item_offset(name, row))
-
-    def state_of(self, variable: Variable) -> tuple[int, int] | None:
-        """Return the state and the offset of a tap."""
-        loop = self.loop
-        for i, taps in enumerate(loop.inner.taps):
-            for offset, tap in zip(loop.signature.taps[i], taps, strict=True):
-                if tap is variable:
-                    return i, offset
-        return None
 
     def place_of(self, target: Target) -> tuple[Value, Value | int]:
         """Return where a result is kept."""
         name = target.array
-        if target.kind in ("carry", "sum"):
-            return self.data(name), self.item_offset(name, 0)
-        pointer = self.memory_of(target.number) if target.kind == "state" else self.data(name)
-        return pointer, self.item_offset(name, self.rows[name])
+        return self.memory_of(name), self.item_offset(name, self.rows.get(name, 0))
 
     def read_place(self, target: Target) -> Number:
-        if target.kind in ("carry", "sum") and self.loop.is_local_carry(target.number):
-            return self.carries[target.number].value
+        if target.array in self.registers:
+            return self.registers[target.array][0].value
         return self.load(target.array, *self.place_of(target))
 
     def write_place(self, target: Target, value: Number) -> None:
-        if target.kind in ("carry", "sum") and self.loop.is_local_carry(target.number):
-            self.carries[target.number].value = value
-        else:
+        name = target.array
+        if name not in self.registers or self.loop.is_traced(name):
             store_number(self.w, *self.place_of(target), value)
+        if name in self.registers:
+            self.push(name, value)
 
     def write_values(self, values: list[tuple[Target, Number]]) -> None:
         """Write what becomes of values: everything is read before anything is replaced."""
-        loop = self.loop
         for target, value in values:
             if target.collected:
-                self.add_to_total(target, value)
+                value = self.scalars.number_as(value, self.wide(target))
+                self.totals[id(target)].add(self.scalars.spread(value))
                 continue
             spread = self.scalars.spread(value)
             if target.adds:
-                self.write_place(target, added(self.read_place(target), spread))
-            elif target.kind == "state" and loop.is_local(target.number):
-                self.write_register(target.number, spread)
-            else:
-                self.write_place(target, spread)
-
-    def write_register(self, i: int, value: Number) -> None:
-        loop = self.loop
-        if not loop.signature.untraced[i]:
-            store_number(self.w, self.data(f"h{i}"), self.rows[f"h{i}"], value)
-        for k in range(loop.signature.depths[i], 1, -1):
-            self.registers[i, k].value = self.registers[i, k - 1].value
-        self.registers[i, 1].value = value
-
-    def add_to_total(self, target: Target, value: Number) -> None:
-        total = self.totals[id(target)]
-        lanes = total.locals[0].type.lanes
-        value = self.converted(value, self.wide(target))
-        if isinstance(value, Value) and value.type.lanes < lanes:
-            value = self.w.splat(value, lanes)
-        total.value = added(total.value, value)
-
-    def converted(self, value: Number, dtype: str) -> Number:
-        return value if isinstance(value, Pair) else self.w.cast(value, dtype)
+                spread = added(self.read_place(target), spread)
+            self.write_place(target, spread)
 
     def wide(self, target: Target) -> str:
         """Return the dtype in which a sum over channels is collected, as PyTensor's sums are."""

@@ -7,8 +7,8 @@ from scanlib.kernels.thread_parts import wanted_threads
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.schedules.blocks import BlocksRun
 from scanlib.schedules.channels import ChannelsRun
-from scanlib.schedules.chunks import ChunksRun, Then
-from scanlib.schedules.elementwise import ElemwiseLoop, Prepare, Start, workspace_rows
+from scanlib.schedules.chunks import ChunksRun
+from scanlib.schedules.elementwise import ElemwiseLoop, prepare, start
 from scanlib.schedules.selection import can_chunk, schedule
 
 
@@ -22,23 +22,9 @@ def elementwise_program(op: ElemwiseScan) -> LoopProgram:
     """
     loop = ElemwiseLoop(op, schedule(op))
     run = [ChannelsRun(loop).kernel()] if loop.by_channels else []
-    then = None
-    if wanted_threads() > 1 and can_chunk(op):
-        chunks = ChunksRun(loop)
-        run.append(chunks.kernel())
-        then = Then(chunks).kernel()
-    elif loop.by_blocks:
-        run.append(BlocksRun(loop).kernel())
-    rows = any(workspace_rows(loop, i) for i in range(loop.signature.n_states))
-    return LoopProgram(
-        name=op.scan.name or "loop",
-        inputs=loop.inputs,
-        outputs=loop.outputs,
-        words=loop.words,
-        kernels=Kernels(Prepare(loop).kernel(), Start(loop).kernel(), tuple(run), then),
-        failures=loop.failures,
-        functions=tuple(loop.functions),
-        shared=tuple(loop.shared_sums()) if loop.slices > 1 else (),
-        may_stop=loop.signature.has_stop,
-        has_workspace=rows or loop.block_bytes > 0 or then is not None,
-    )
+    in_chunks = wanted_threads() > 1 and can_chunk(op)
+    if in_chunks or loop.by_blocks:
+        run.append((ChunksRun if in_chunks else BlocksRun)(loop).kernel())
+    kernels = Kernels(prepare(loop), start(loop), tuple(run), last_round=in_chunks)
+    shared = tuple(loop.shared_sums()) if loop.slices > 1 else ()
+    return loop.program(op.scan.name or "loop", kernels, shared=shared)

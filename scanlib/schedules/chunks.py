@@ -22,13 +22,12 @@ from __future__ import annotations
 
 from pytensor.configdefaults import config
 
-from scanlib.kernels.language import BOOL, INT64, POINTER, Kernel, Type, Value, Writer
-from scanlib.kernels.program import AGAIN, TableKernel
+from scanlib.kernels.language import BOOL, INT64, Kernel, Type, Value
 from scanlib.kernels.scalars import Number, added
-from scanlib.kernels.spans import Span, load_number, store_number
+from scanlib.kernels.spans import Cell, Span, load_number, store_number
 from scanlib.recurrences.trust import WORDS
 from scanlib.schedules.blocks import BlocksRun
-from scanlib.schedules.elementwise import AFRESH, RUN, ElemwiseLoop, Storage, write_result
+from scanlib.schedules.elementwise import LAST, RUN, ElemwiseLoop, write_result
 
 LEAST_BLOCKS = 4  # of a chunk
 BLOCKS_TO_GUESS = 8  # blocks of a chunk for each one before it that is run
@@ -60,8 +59,8 @@ class ChunksRun(BlocksRun):
 
     # Memory
 
-    def workspace(self) -> tuple[Value, Value]:
-        address, place = super().workspace()
+    def own_memory(self) -> tuple[Value, Value]:
+        address, place = super().own_memory()
         return address, place + self.record * self.loop.chunks
 
     def output_of_sums(self, part: int) -> int | None:
@@ -70,7 +69,7 @@ class ChunksRun(BlocksRun):
 
     def place_of_value(self, part: int, row: Value | int) -> tuple[Value, Value | int]:
         place = self.w.as_value(row, INT64) * _WORD + self.after[part, 0]
-        return self.memory, self.own + place
+        return self.workspace, self.own + place
 
     def history_of(self, part: int) -> Span:
         """Return the history, or a buffer with the values before the block."""
@@ -87,30 +86,46 @@ class ChunksRun(BlocksRun):
 
     def kernel(self) -> Kernel:
         w, words = self.w, self.words
-        self.storage = Storage(self)
         self.steps = self.out.number(words.steps, "steps")
-        self.memory = self.out.word(words.workspace, POINTER, "workspace")
-        self.chunk = self.out.number(words.part, "part")
+        part = self.out.number(words.part, "part")
         self.chunks = self.out.number(words.chunks, "chunks")
+        self.is_last_round = self.out.number(words.job, "job").differs(RUN)
         self.prepare_buffers()
         self.first_rows = {
             part: self.buffers.span(self.dtypes[part], self.size + depth)
             for part, depth in self.depths.items()
             if self.is_direct(part)
         }
-        self.own = self.chunk * self.record
-        self.first = self.bound(self.chunk)
-        last = self.bound(self.chunk + 1)
-        self.last = w.select((self.chunk + 1).equals(self.chunks), self.steps, last)
         self.write_constants()
-        is_first = self.chunk.equals(0)
-        with w.when(is_first):
+        with w.when(part.equals(0) & ~self.is_last_round):
             for past, place in self.before.items():
-                store_number(w, self.memory, place, self.value_before(past, 0))
-        w.store(self.memory, self.own + self.known, w.constant(0, INT64))
-        self.write_runs(is_first | self.out.number(words.job, "job").equals(AFRESH))
+                store_number(w, self.workspace, place, self.value_before(past, 0))
+        end = w.select(self.is_last_round, self.chunks, part + 1)
+        with w.loop(w.select(self.is_last_round, 1, part), end) as self.chunk:
+            self.own = self.chunk * self.record
+            self.first = self.bound(self.chunk)
+            last = self.bound(self.chunk + 1)
+            self.last = w.select((self.chunk + 1).equals(self.chunks), self.steps, last)
+            with w.when(~self.is_done()):
+                w.store(self.workspace, self.own + self.known, w.constant(0, INT64))
+                self.write_runs(self.is_last_round | self.chunk.equals(0))
+        with w.when(self.is_last_round) as choice:
+            self.write_last_values()
+        with w.otherwise(choice):
+            self.out.write_word(words.job, LAST)
         write_result(self, self.steps, self.steps)
         return self.finished()
+
+    def is_done(self) -> Value:
+        """Write whether a chunk was run from the values that the one before it ends with.
+
+        These are the values before it from now on.
+        """
+        w, found = self.w, self.w.local(False, BOOL)
+        with w.when(self.is_last_round):
+            was_run = w.load(INT64, self.workspace, self.own + self.known).differs(0)
+            w.assign(found, self.keep_values(self.own - self.record) & was_run)
+        return w.copy(found)
 
     def bound(self, k: Value) -> Value:
         """Write where chunk `k` begins."""
@@ -141,39 +156,39 @@ class ChunksRun(BlocksRun):
             begin = self.first - w.select(self.guesses, w.copy(back) * self.size, 0)
             self.write_blocks(begin, w.select(self.guesses, self.first, self.last))
             with w.when(self.guesses) as choice:
-                same = self.keep_values(w, self.memory, self.own, self.own)
+                same = self.keep_values(self.own)
                 w.assign(back, w.copy(back) << now)
                 again = w.select(w.copy(back) > most, 3, w.constant(0, INT64))
                 w.assign(run, w.select(now.equals(0), 1, w.select(same, 2, again)))
             with w.otherwise(choice):
                 self.write_values_after()
-                w.store(self.memory, self.own + self.known, w.constant(1, INT64))
+                w.store(self.workspace, self.own + self.known, w.constant(1, INT64))
                 w.assign(run, 3)
 
     def start_from(self, past: Past, place: int, now: Value) -> None:
         """Write the latest value before a run."""
         w = self.w
-        value = load_number(w, self.dtypes[past[0]], self.memory, self.own + place)
+        value = load_number(w, self.dtypes[past[0]], self.workspace, self.own + place)
         assert isinstance(value, Value)
         if past[0] not in self.depths:  # a sum of its own
             value = w.select(self.chunk.equals(0), value, w.constant(0, value.type))
         else:
             value = w.select(self.guesses, w.cast(now, value.type.dtype), value)
-        store_number(w, self.memory, self.own + self.after[past], value)
+        store_number(w, self.workspace, self.own + self.after[past], value)
 
-    def keep_values(self, w: Writer, memory: Value, source: Value, target: Value) -> Value:
-        """Write that the latest values of one record are those before the chunk of another.
+    def keep_values(self, record: Value) -> Value:
+        """Write that the latest values of a record are those before the chunk.
 
-        Return whether they were, bit by bit. Records are given by their places in `memory`.
+        Return whether they were, bit by bit.
         """
-        same: Value = w.constant(True, BOOL)
+        w, same = self.w, self.w.as_value(True, BOOL)
         for past, place in self.before.items():
             if past[0] not in self.depths:
                 continue
             word = Type(WORDS[self.dtypes[past[0]]])
-            value = w.load(word, memory, source + self.after[past])
-            same = same & value.equals(w.load(word, memory, target + place))
-            w.store(memory, target + place, value)
+            value = w.load(word, self.workspace, record + self.after[past])
+            same = same & value.equals(w.load(word, self.workspace, self.own + place))
+            w.store(self.workspace, self.own + place, value)
         return same
 
     def write_values_after(self) -> None:
@@ -206,54 +221,24 @@ class ChunksRun(BlocksRun):
                 place = j if self.reverse else j + depth
                 BlocksRun.history_of(self, part).store(place, own.load(place))
 
-
-class Then:
-    """Writes the kernel that decides, after a round, what is run next."""
-
-    def __init__(self, run: ChunksRun) -> None:
-        self.run, self.loop = run, run.loop
-        self.out = TableKernel("then")
-        self.w, self.words = self.out.writer, run.words
-        self.memory = self.out.word(self.words.workspace, POINTER, "workspace")
-        self.chunks = self.out.number(self.words.chunks, "chunks")
-
-    def kernel(self) -> Kernel:
-        w, words, run = self.w, self.words, self.run
-        job, part = self.out.number(words.job, "job"), self.out.number(words.part, "part")
-        chunk = w.local(w.select(job.equals(RUN), 1, part + 1))
-        with w.loop_while(lambda: w.copy(chunk) < self.chunks):
-            place = w.copy(chunk) * run.record
-            was_run = w.load(INT64, self.memory, place + run.known).differs(0)
-            same = run.keep_values(w, self.memory, place - run.record, place)
-            with w.when(~(was_run & same)):
-                self.out.write_word(words.job, AFRESH)
-                self.out.write_word(words.part, w.copy(chunk))
-                self.out.write_word(words.parts, 1)
-                w.end(AGAIN)
-            w.assign(chunk, w.copy(chunk) + 1)
-        self.write_last_values()
-        return self.out.kernel()
-
-    def value_after(self, past: Past, chunk: Value) -> Value:
-        dtype, place = self.run.dtypes[past[0]], chunk * self.run.record + self.run.after[past]
-        found = load_number(self.w, dtype, self.memory, place)
-        assert isinstance(found, Value)
-        return found
+    # After all chunks
 
     def write_last_values(self) -> None:
         """Write the results of all chunks: the last values, and the sums of sums."""
-        w, n = self.w, self.loop.signature.n_states
-        for past in self.run.pasts:
+        w = self.w
+
+        def value_after(past: Past, chunk: Value) -> Number:
+            place = chunk * self.record + self.after[past]
+            return load_number(w, self.dtypes[past[0]], self.workspace, place)
+
+        for past in self.pasts:
             part, row = past
-            if part < n and self.run.is_direct(part):
+            if self.is_direct(part):
                 continue
-            name = f"h{part}" if part < n else f"c{part - n}"
-            array = self.loop.arrays[name]
-            data = self.out.word(self.words.outputs[array.number], POINTER, f"{name}_data")
-            value = self.value_after(past, self.chunks - 1)
-            if part not in self.run.depths:
-                total = w.local(self.value_after(past, w.constant(0, INT64)))
+            value = value_after(past, self.chunks - 1)
+            if part not in self.depths:
+                total = Cell(w, value_after(past, w.constant(0, INT64)))
                 with w.loop(1, self.chunks) as k:
-                    w.assign(total, added(w.copy(total), self.value_after(past, k)))
-                value = w.copy(total)
-            w.store(data, row * array.itemsize, value)
+                    total.value = added(total.value, value_after(past, k))
+                value = total.value
+            store_number(w, *BlocksRun.place_of_value(self, part, row), value)

@@ -6,34 +6,59 @@ A program of such a loop (`scanlib.kernels.program`) has one kernel `prepare`, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import partial, reduce
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
-from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value
-from scanlib.kernels.program import ArrayType, Failure, Output, Routine, TableKernel, Words
-from scanlib.kernels.scalars import NoKernelError, parts_of
+from scanlib.kernels.arrays.array_step import Step
+from scanlib.kernels.arrays.nests import over, walked
+from scanlib.kernels.arrays.places import Place, Workspace
+from scanlib.kernels.arrays.sizes import (
+    Check,
+    Given,
+    Size,
+    Sizes,
+    SizeValues,
+    combined,
+    product,
+    total,
+)
+from scanlib.kernels.language import BOOL, INT64, POINTER, Block, Kernel, Type, Value
+from scanlib.kernels.program import (
+    ArrayType,
+    Failure,
+    Kernels,
+    LoopProgram,
+    Output,
+    Routine,
+    TableKernel,
+    Words,
+)
+from scanlib.kernels.scalars import NoKernelError, Scalars, parts_of
 from scanlib.kernels.spans import LINE
 from scanlib.kernels.thread_parts import wanted_threads
-from scanlib.ops.lowered.channel_plan import ChannelPlan, Place, Target
-from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan
+from scanlib.ops.lowered import channel_plan
+from scanlib.ops.lowered.channel_plan import ChannelPlan, Target
+from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan, Layout
 from scanlib.ops.messages import Messages, title
 from scanlib.ops.scan import Scan
-from scanlib.ops.signature import OuterInputs
+from scanlib.ops.signature import BodyInputs, BodyOutputs, OuterInputs
 from scanlib.schedules.selection import MANY_STEPS, can_slice, few_channels, least_row
-from scanlib.schedules.turns import steps_of_a_turn
+from scanlib.schedules.turns import STEPS, WORK
 
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
-RUN, AFRESH = range(2)  # what a round of chunks of the steps does
+RUN, LAST = range(2)  # rounds of chunks of the steps
 
 
 @dataclass
@@ -52,6 +77,24 @@ class Array:
     def itemsize(self) -> int:
         return int(np.dtype(self.dtype).itemsize)
 
+    @property
+    def dims(self) -> tuple[Size, ...]:
+        """Its sizes, with the axes before the channels'."""
+        axes = range(self.lead + len(self.axes))
+        return tuple(Given("dim", self.name, axis) for axis in axes)
+
+    @property
+    def strides(self) -> tuple[Size, ...]:
+        """Its strides; outputs are contiguous."""
+        if not self.is_output:
+            return tuple(Given("stride", self.name, axis) for axis in range(len(self.dims)))
+        return tuple(product(self.itemsize, *self.dims[k:]) for k in range(1, len(self.dims) + 1))
+
+    @property
+    def row(self) -> Size:
+        """How many bytes its rows have."""
+        return product(self.itemsize, *self.dims[self.lead :])
+
 
 class Tables:
     """What kernels read and write: the inputs and outputs of a program, its functions and failures.
@@ -60,16 +103,33 @@ class Tables:
     ----------
     types : sequence of Type
         Of the inputs.
+
+    Attributes
+    ----------
+    steps, capacity : Size
+        How many steps there are, and for how many of them outputs that grow have rows at first.
+    first_checks, checks : list of Check
+        What must be so before the first step: always, and where there is one.
+    sizes : dict of int to tuple of Size
+        Of the outputs, or of the rows of stacked ones, by their numbers.
     """
 
     arrays: dict[str, Array]
     outputs: tuple[Output, ...]
     words: Words
+    lengths: list[Given]
+    steps: Size = 1
+    capacity: Size = 1
+    may_stop = False
 
     def __init__(self, types: Sequence[object]) -> None:
         self.failures: dict[int, Failure] = {}
         self.inputs = tuple(array_type(type) for type in types)
         self.functions: list[Apply | Routine] = []  # that no kernel has
+        self.first_checks: list[Check] = []
+        self.checks: list[Check] = []
+        self.sizes: dict[int, tuple[Size, ...]] = {}
+        self.workspace = Workspace(Sizes())
 
     def failure(self, error: str, template: str, count: int = 0) -> int:
         """Return the code of a failure."""
@@ -79,6 +139,40 @@ class Tables:
                 return code
         self.failures[len(self.failures) + 1] = wanted
         return len(self.failures)
+
+    def program(self, name: str, kernels: Kernels, **more: Any) -> LoopProgram:
+        """Return the program of the kernels, which have been written."""
+        return LoopProgram(
+            name=name,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            words=self.words,
+            kernels=kernels,
+            failures=self.failures,
+            functions=tuple(self.functions),
+            may_stop=self.may_stop,
+            **more,
+        )
+
+    def space(self) -> Size:
+        """Return how many bytes the workspace has."""
+        return self.workspace.end
+
+    def dims(self, number: int) -> Sequence[Size]:
+        """Return the dimensions of an output."""
+        return self.sizes[number]
+
+    def first_words(self) -> dict[int, Size]:
+        """Return what is in the table before the first step."""
+        words = self.words
+        found: dict[int, Size] = dict.fromkeys(
+            (words.begin, words.taken, words.part, words.choice), 0
+        )
+        found |= {words.steps: self.steps, words.capacity: self.capacity, words.parts: 1}
+        found[words.workspace_size] = self.space()
+        for number, first in enumerate(words.outputs):
+            found |= enumerate(self.dims(number), first + 1)
+        return found
 
 
 class Loop(Tables):
@@ -91,24 +185,164 @@ class Loop(Tables):
         The body whose results the kernels compute.
     types : sequence of Type
         Of the loop's inputs.
+    layout : Layout, optional
+        Of the channels. Without one, rows are what they are in `graph`.
+
+    Attributes
+    ----------
+    work : Size
+        How many numbers a step computes, about.
+    depths : dict of str to int
+        Of how many steps states, `h0` and so on, and carries, `c0` and so on, are read.
+    starts : dict of str to Array
+        What they start with.
+    rings : dict of str to Size
+        Where in the workspace the last rows are of those that have them there, one row more than
+        are read.
     """
 
     by_channels, by_blocks = True, False
-    outer: OuterInputs
+    may_be_empty = False  # histories without initial rows, where there are no steps
+    longest_turn = STEPS
+    work: Size = 1
 
-    def __init__(self, scan: Scan, graph: FunctionGraph, types: Sequence[object]) -> None:
+    def __init__(
+        self,
+        scan: Scan,
+        graph: FunctionGraph,
+        types: Sequence[object],
+        layout: Layout | None = None,
+    ) -> None:
         super().__init__(types)
         self.signature = scan.signature
         self.reverse = self.signature.reverse
-        self.grows = self.signature.has_stop and not self.reverse
+        self.may_stop = self.signature.has_stop
+        self.grows = self.may_stop and not self.reverse
         self.graph = graph
         self.inner = self.signature.split_body_inputs(graph.inputs)
         self.result = self.signature.split_body_outputs(graph.outputs)
         self.messages = Messages(self.signature, scan.labels, scan.name)
+        self.layout = layout = whole_rows(self.inner, self.result) if layout is None else layout
+        self.plan = ChannelPlan(self.signature, layout, self.inner, self.result)
+        self.outer = self.plan.outer
+        self.arrays = {array.name: array for array in self._arrays()}
+        self.outputs = tuple(self._outputs())
+        self.words = Words(self.inputs, self.outputs, self.functions)
+        self.depths = {f"h{i}": depth for i, depth in enumerate(self.signature.depths)}
+        self.depths |= {f"c{i}": 1 for i in range(self.signature.n_carries)}
+        names = [*self.outer.initials, *self.outer.carries]
+        self.starts = {k: self.arrays[name] for k, name in zip(self.depths, names, strict=True)}
+        self.rings: dict[str, Size] = {}
+        self.end_of_rings: Size = 0
+        for name, depth in self.depths.items():
+            if self.by_channels and self.has_ring(name):
+                self.rings[name] = self.end_of_rings
+                size = product(depth + 1, self.starts[name].row)
+                self.end_of_rings = total(self.end_of_rings, size, 2 * LINE)
+        self.steps, self.first_checks = counted_steps(self.outer, self.messages)
+        self.first_checks += map(self._check_of_rows, range(self.signature.n_states))
+        self.capacity = self.steps
+        if self.grows:
+            self.capacity = combined("min", self.steps, FIRST_CAPACITY)
 
-    def has_ring(self, i: int) -> bool:
-        """Whether the last rows of a state that is not traced are kept in a ring."""
-        return self.signature.untraced[i]
+    def _check_of_rows(self, i: int) -> Check:
+        """Return the check of a state's initial rows."""
+        rows, wanted = self.starts[f"h{i}"].dims[0], self.signature.depths[i]
+        found = rows
+        if self.may_be_empty:
+            empty = combined("equal", rows, 0, wanted, rows)
+            found = combined("equal", self.steps, 0, empty, rows)
+        message = self.messages.initial_rows(i)
+        return Check("ne", (found, wanted), "InitialRowsError", message, (rows,))
+
+    def dims(self, number: int) -> Sequence[Size]:
+        output = self.outputs[number]
+        if number >= len(self.starts):
+            return [self.capacity, *self.sizes[number]]
+        dims = list(self.starts.values())[number].dims
+        if number < self.signature.n_states:
+            rows = total(self.capacity, dims[0]) if output.grows else output.extra
+            dims = (rows, *dims[1:])
+        return dims
+
+    def space(self) -> Size:
+        return total(self.end_of_rings, super().space())
+
+    def first_words(self) -> dict[int, Size]:
+        turn = combined("quotient", WORK, combined("max", self.work, 1))
+        turn = combined("max", combined("min", turn, self.longest_turn), 1)
+        return super().first_words() | {self.words.turn: turn}
+
+    def _arrays(self) -> Iterator[Array]:
+        results = 0
+        if self.outer.n_steps is not None:
+            yield Array(self.outer.n_steps, False, 0, self.inputs[0].dtype, (), 0)
+        for name, dtype, lead, axes in self.plan.arrays():
+            is_output = name[0] != "x"
+            yield Array(name, is_output, results if is_output else int(name[1:]), dtype, axes, lead)
+            results += is_output
+
+    def _outputs(self) -> Iterator[Output]:
+        for array in self.arrays.values():
+            if array.is_output:
+                kind = ArrayType(array.dtype, array.lead + len(array.axes))
+                i = int(array.name[1:])
+                if array.name[0] == "h":
+                    yield Output(kind, not self.signature.untraced[i], self.signature.depths[i])
+                else:
+                    yield Output(kind, grows=array.name[0] == "z")
+
+    def is_local(self, name: str) -> bool:
+        """Whether a state or a carry lives in local variables."""
+        free = all(axis is None for axis in self.arrays[name].axes)
+        return free and self.depths[name] <= REGISTER_DEPTH
+
+    def is_traced(self, name: str) -> bool:
+        """Whether a state has all of its rows."""
+        return name[0] == "h" and not self.signature.untraced[int(name[1:])]
+
+    def has_ring(self, name: str) -> bool:
+        """Whether the last rows of a state or a carry are kept in a ring."""
+        return name[0] == "h" and not self.is_traced(name) and not self.is_local(name)
+
+
+def whole_rows(inner: BodyInputs, result: BodyOutputs) -> Layout:
+    """Return the layout of a loop whose steps work on arrays: every axis is one of its own."""
+
+    def axes(variables: Iterable[Variable]) -> tuple[Axes, ...]:
+        return tuple(tuple(range(variable.type.ndim)) for variable in variables)
+
+    n_carries = len(inner.carries)
+    return Layout(
+        ndim=0,
+        sequences=axes(inner.rows),
+        states=axes(taps[0] for taps in inner.taps),
+        carries=axes(inner.carries),
+        non_sequences=axes(inner.non_sequences),
+        outputs=axes(result.outputs),
+        sums=(False,) * n_carries,
+        carry_reductions=((),) * n_carries,
+        output_reductions=((),) * len(result.outputs),
+    )
+
+
+def counted_steps(outer: OuterInputs, messages: Messages) -> tuple[Size, list[Check]]:
+    """Return the number of steps, and the checks that keep every read inside its array.
+
+    `outer` has the names of the loop's arrays.
+    """
+    rows: list[Size] = [Given("dim", name, 0) for name in outer.sequences]
+    checks = []
+    if outer.n_steps is not None:
+        steps: Size = Given("value", outer.n_steps)
+        checks = [Check("lt", (steps, 0), "StepCountError", messages.negative_steps(), (steps,))]
+    else:
+        steps = reduce(partial(combined, "min"), rows)
+    for i, size in enumerate(rows):
+        if size != steps:
+            text = messages.sequence_length(i)
+            checks.append(Check("ne", (size, steps), "SequenceLengthError", text, (size, steps)))
+    return steps, checks
 
 
 class ElemwiseLoop(Loop):
@@ -119,92 +353,126 @@ class ElemwiseLoop(Loop):
     op : ElemwiseScan
     schedule : str
         How its steps are taken, see `scanlib.schedules.selection.schedule`.
+
+    Attributes
+    ----------
+    loops : dict of tuple to int
+        The number of the loop over channels in which a result is computed, by its `id` and axis.
+    axes_of_loops, lengths : list
+        The axis of each loop, and the size of an array that says how long it is.
     """
 
     def __init__(self, op: ElemwiseScan, schedule: str) -> None:
-        super().__init__(op.scan, thaw_graph(op.body), op.outer_input_types())
         self.op = op
         self.by_channels = schedule != "blocks"
         self.by_blocks = schedule in ("blocks", "by width")
+        super().__init__(op.scan, thaw_graph(op.body), op.outer_input_types(), op.layout)
         self.block_bytes = 0  # of the memory that a part needs that runs in blocks
         # How much of the workspace chunks of the steps have in common.
         self.extra_bytes = 0
         self.least_chunk = 1  # steps
-        self.layout = op.layout
-        self.plan = ChannelPlan(self.signature, self.layout, self.inner, self.result)
-        self.outer = self.plan.outer
-        self.outputs = tuple(self._outputs())
-        self.words = Words(self.inputs, self.outputs, self.functions)
         self.slices = wanted_threads() if can_slice(op) else 1
         self.chunks = 1  # of the steps, each in a thread of its own
-        self.arrays = {array.name: array for array in self._arrays()}
         self.loops: dict[tuple[int, int], int] = {}
         self.axes_of_loops: list[int] = []
-        self.groups_of_loops: list[list[Target]] = []
+        self.lengths: list[Given] = []
         self._number_loops(self.plan.targets, 0)
+        self.channels = total(*(product(*sizes) for sizes in self._channels()))
+        self.work = product(self.channels, max(len(self.graph.apply_nodes), 1))
+        m = len(self.outputs) - self.signature.n_outputs
+        for target in self.plan.targets:
+            if target.kind == "output":
+                self.sizes[m + target.number] = tuple(
+                    1 if axis is None else self.lengths[self.loops[id(target), axis]]
+                    for axis in target.axes
+                )
 
-    def _outputs(self) -> Iterator[Output]:
-        layout, signature = self.layout, self.signature
-        for i, axes in enumerate(layout.states):
-            kind = ArrayType(self.inner.taps[i][0].type.dtype, 1 + len(axes))
-            yield Output(kind, not signature.untraced[i], signature.depths[i])
-        for variable, axes in zip(self.inner.carries, layout.carries, strict=True):
-            yield Output(ArrayType(variable.type.dtype, len(axes)))
-        for variable, axes in zip(self.result.outputs, layout.outputs, strict=True):
-            yield Output(ArrayType(variable.type.dtype, 1 + len(axes)), grows=True)
+    def space(self) -> Size:
+        blocks = self.block_bytes * max(self.slices, self.chunks) + self.extra_bytes
+        return total(super().space(), blocks)
 
-    def _arrays(self) -> Iterator[Array]:
-        results = 0
-        for name, dtype, lead, axes in self.plan.arrays():
-            is_output = name[0] != "x"
-            yield Array(name, is_output, results if is_output else int(name[1:]), dtype, axes, lead)
-            results += is_output
+    def first_words(self) -> dict[int, Size]:
+        words, found = self.words, super().first_words()
+        if self.chunks > 1:
+            chunks = self._parts(self.chunks, combined("quotient", self.steps, self.least_chunk))
+            return found | {words.chunks: chunks, words.parts: chunks, words.job: RUN}
+        if self.slices > 1:
+            work, least = config.scanlib__parallel_channels, least_row(self.op)
+            most = combined("quotient", product(self.channels, self.steps), work)
+            rows = combined("quotient", self.channels, least)
+            axes = zip(self.axes_of_loops, self.lengths, strict=True)
+            first = [length for axis, length in axes if axis == 0]
+            found[words.parts] = self._parts(self.slices, most, rows, *first)
+        if self.by_channels and self.by_blocks:  # in blocks, of few channels and many steps
+            few = combined("quotient", few_channels(self.op), self.channels)
+            found[words.choice] = combined(
+                "min", combined("min", few, combined("quotient", self.steps, MANY_STEPS)), 1
+            )
+        return found
 
-    def title_of(self, array: str) -> str:
-        """Return what messages call an input or a history."""
-        labels, outer = self.messages.labels, self.outer
-        groups = {
-            "state": ([f"h{i}" for i in range(self.signature.n_states)], labels.states),
-            "initial": (outer.initials, labels.states),
-            "sequence": (outer.sequences, labels.sequences),
-            "carry": (outer.carries, labels.carries),
-            "non-sequence": (outer.non_sequences, labels.non_sequences),
-        }
-        for kind, (arrays, names) in groups.items():
-            if array in arrays:
-                place = list(arrays).index(array)
-                return title(kind.replace("initial", "state"), place, names[place])
-        return "an array"
+    def _parts(self, *numbers: Size) -> Size:
+        """Return the least of some numbers, which is not below one."""
+        return combined("max", reduce(partial(combined, "min"), numbers), 1)
 
     def _number_loops(self, targets: Sequence[Target], level: int) -> None:
         """Give every loop over channels its number; a group without channels gets none."""
         for group in self.plan.groups(targets, level):
-            if self.plan.group_places(group, level):
+            places = self.plan.group_places(group, level)
+            if places:
                 self.loops.update(
                     {(id(target), level): len(self.axes_of_loops) for target in group}
                 )
                 self.axes_of_loops.append(level)
-                self.groups_of_loops.append(group)
+                self.lengths.append(self._length(places, level))
             self._number_loops(group, level + 1)
 
-    def is_local(self, i: int) -> bool:
-        """Whether a state lives in local variables."""
-        free = all(axis is None for axis in self.layout.states[i])
-        return free and self.signature.depths[i] <= REGISTER_DEPTH
+    def _length(self, places: Sequence[channel_plan.Place], level: int) -> Given:
+        """Return how long a loop is; note that all of its arrays have as many channels."""
 
-    def is_local_carry(self, i: int) -> bool:
-        return all(axis is None for axis in self.layout.carries[i])
+        def given(place: channel_plan.Place) -> Given:
+            axis = place.along(level)
+            assert axis is not None
+            return Given("dim", place.array, axis)
 
-    def has_ring(self, i: int) -> bool:
-        """Whether the last rows of a state that is not traced are kept in a ring."""
-        return self.signature.untraced[i] and not self.is_local(i)
+        size = given(places[0])
+        for place in places[1:]:
+            own = given(place)
+            if place.owned is None:
+                titles = [f"axis {k.axis} of {self._title_of(k.array)}" for k in (size, own)]
+                error, text = "ValueError", self.messages.channel_sizes(*titles)
+                shown: tuple[Size, ...] = (size, own)
+            else:
+                text = self.messages.state_shape(place.owned, place.axes.index(level))
+                error, shown = "StepShapeError", (0, own, size)
+            self.checks.append(Check("ne", (own, size), error, text, shown))
+        return size
+
+    def _title_of(self, array: str) -> str:
+        """Return what messages call an input."""
+        labels, outer = self.messages.labels, self.outer
+        for kind, arrays, names in (
+            ("state", outer.initials, labels.states),
+            ("sequence", outer.sequences, labels.sequences),
+            ("carry", outer.carries, labels.carries),
+            ("non-sequence", outer.non_sequences, labels.non_sequences),
+        ):
+            if array in arrays:
+                place = list(arrays).index(array)
+                return title(kind, place, names[place])
+        raise KeyError(array)
+
+    def _channels(self) -> Iterator[list[Given]]:
+        """Yield the sizes of the channels that a group of results has."""
+        for group in self.plan.groups(self.plan.targets, 0):
+            deepest = max(group, key=lambda target: target.inner)
+            numbers = [self.loops.get((id(deepest), axis)) for axis in range(deepest.inner)]
+            yield [self.lengths[number] for number in numbers if number is not None]
 
     def shared_sums(self) -> Iterator[int]:
         """Yield the outputs that are sums over the first axis: each slice has its own."""
-        first = {"state": 0, "output": self.signature.n_states + self.signature.n_carries}
         for target in self.plan.targets:
             if 0 in target.reduced:
-                yield first.get(target.kind, self.signature.n_states) + target.number
+                yield self.arrays[target.array].number
 
 
 def _types(node: Apply) -> list[str]:
@@ -233,6 +501,37 @@ class TableReader(Generic[T]):
         self.words = loop.words
         self.out = TableKernel(name)
         self.w = self.out.writer
+        self.scalars = Scalars(self.w, self.call_outside)
+        self.sizes = Block()  # which come before all that read them
+        self.size_values = SizeValues(self.w, self._given, lambda: self.w.inside(self.sizes))
+
+    def _given(self, size: Given) -> Value:
+        """Write what a size is made of."""
+        if size.kind == "dim":
+            return self.dim(size.array, size.axis)
+        if size.kind == "stride":
+            return self.given_stride(size.array, size.axis)
+        if size.kind == "part":
+            return self.loop.workspace.value(size.axis, self.size_values)
+        array = self.loop.arrays[size.array]
+        return self.w.cast(self.w.load(Type(array.dtype), self.data(size.array)), "int64")
+
+    def value_of(self, size: Size) -> Value:
+        return self.size_values.value(size)
+
+    def stride_of(self, name: str, axis: int) -> Value:
+        """Return the stride of an array's axis, counted with those before the channels'."""
+        return self.value_of(self.loop.arrays[name].strides[axis])
+
+    def whole_kernel(self, register: int = Kernel.register, runs_once: bool = False) -> Kernel:
+        """Return the kernel that has been written; see `Kernel`."""
+        self.w.block.statements[:0] = self.sizes.statements
+        return self.out.kernel(register, runs_once)
+
+    @property
+    def workspace(self) -> Value:
+        """The address of the workspace."""
+        return self.out.word(self.words.workspace, POINTER, "workspace")
 
     def base(self, array: Array) -> int:
         words = self.words.outputs if array.is_output else self.words.inputs
@@ -252,11 +551,10 @@ class TableReader(Generic[T]):
         slot = self.base(array) + 1 + array.lead + len(array.axes) + axis
         return self.out.number(slot, f"{name}_stride{axis}")
 
-    def length(self, place: Place, level: int) -> Value:
-        """Return the length of an array along an axis of the channels, which it has."""
-        axis = place.along(level)
-        assert axis is not None
-        return self.dim(place.array, axis)
+    def length(self, number: int) -> Value:
+        """Return how long a loop over channels is."""
+        size = self.loop.lengths[number]
+        return self.dim(size.array, size.axis)
 
     # Functions outside
 
@@ -287,42 +585,6 @@ class TableReader(Generic[T]):
         return self.out.word(self.words.functions + place, POINTER, f"function{place}")
 
 
-class Storage(Generic[L]):
-    """The strides of a loop's arrays, and where the workspace of each state is.
-
-    They are written where the object is made.
-    """
-
-    def __init__(self, kernel: TableReader[L]) -> None:
-        self.kernel = kernel
-        loop, w = kernel.loop, kernel.w
-        self.strides: dict[tuple[str, int], Value] = {}
-        for name, array in loop.arrays.items():
-            if not array.is_output:
-                continue
-            step: Value = w.constant(array.itemsize, INT64)
-            for axis in reversed(range(array.lead + len(array.axes))):
-                self.strides[name, axis] = step
-                if axis:
-                    step = step * kernel.dim(name, axis)
-        self.spaces: dict[int, Value] = {}
-        self.row_sizes: dict[int, Value] = {}
-        place: Value = w.constant(0, INT64)
-        for i in range(loop.signature.n_states):
-            rows = workspace_rows(loop, i)
-            self.row_sizes[i] = self.strides[f"h{i}", 0]
-            if rows:
-                workspace = kernel.out.word(kernel.words.workspace, POINTER, "workspace")
-                self.spaces[i] = w.offset(workspace, place)
-                place = place + self.row_sizes[i] * rows + 2 * LINE
-        self.end_of_spaces = place
-
-    def stride(self, name: str, axis: int) -> Value:
-        """Return the stride of an array's axis, counted with those before the channels'."""
-        known = self.strides.get((name, axis))
-        return known if known is not None else self.kernel.given_stride(name, axis)
-
-
 def write_result(kernel: TableReader[L], steps: Value, taken: Value) -> None:
     """Write which rows of the outputs are the result, or that too few steps were taken."""
     loop, w, words = kernel.loop, kernel.w, kernel.words
@@ -344,269 +606,71 @@ def write_result(kernel: TableReader[L], steps: Value, taken: Value) -> None:
         kernel.out.write_word(place + 1, rows)
 
 
-def checked_steps(kernel: TableReader[T], outer: OuterInputs, messages: Messages) -> Value:
-    """Write the number of steps, and the checks that keep every read inside its array.
+def write_checks(kernel: TableReader, checks: Iterable[Check], holds: Value) -> None:
+    """Write the checks of sizes, which are made where a condition holds."""
+    w, value = kernel.w, kernel.value_of
+    for check in checks:
+        one, other = map(value, check.sizes)
+        wrong = one.differs(other) if check.operation == "ne" else one < other
+        with w.when(holds & wrong):
+            code = kernel.loop.failure(check.error, check.template, len(check.values))
+            w.fail(code, *map(value, check.values))
 
-    `outer` has the names of the loop's arrays.
+
+def prepare(loop: Tables) -> Kernel:
+    """Return the kernel that checks the inputs and computes the sizes of everything."""
+    kernel = TableReader(loop, "prepare")
+    write_checks(kernel, loop.first_checks, kernel.w.constant(True, BOOL))
+    write_checks(kernel, loop.checks, kernel.value_of(loop.steps) > 0)
+    for word, size in loop.first_words().items():
+        kernel.out.write_word(word, kernel.value_of(size))
+    return kernel.whole_kernel(runs_once=True)
+
+
+@contextmanager
+def writing_step(kernel: TableReader, first: Size = 0) -> Iterator[Step]:
+    """Write a step into a kernel; its part of the workspace begins so many bytes after the start.
+
+    What is done before the first step comes first.
     """
-    loop, w = kernel.loop, kernel.w
-    rows = [kernel.dim(name, 0) for name in outer.sequences]
-    if outer.n_steps is not None:
-        kind, base = loop.inputs[0], kernel.words.inputs[0]
-        address = kernel.out.word(base, POINTER, "n_steps")
-        steps = w.cast(w.load(Type(kind.dtype), address), "int64")
-        with w.when(steps < 0):
-            w.fail(loop.failure("StepCountError", messages.negative_steps(), 1), steps)
-    else:
-        steps = rows[0]
-        for size in rows[1:]:
-            steps = w.select(size < steps, size, steps)
-    for i, size in enumerate(rows):
-        with w.when(size.differs(steps)):
-            code = loop.failure("SequenceLengthError", messages.sequence_length(i), 2)
-            w.fail(code, size, steps)
-    return steps
+    w, loop, before = kernel.w, kernel.loop, Block()
+    space = w.offset(kernel.workspace, kernel.value_of(first))
+    memory, w.block.statements = w.block.statements, []
+    step = Step(w, kernel.scalars, kernel.size_values, space, before, loop.failure, kernel.routine)
+    step.workspace, step.sizes = loop.workspace, loop.workspace.sizes
+    yield step
+    loop.checks += step.sizes.checks
+    w.block.statements[:0] = [*memory, *before.statements]
 
 
-class Checks(TableReader[L]):
-    """Writes the checks of a loop's inputs that all schedules have."""
-
-    def checked_steps(self, may_be_empty: bool = False) -> Value:
-        """Write the checks of steps and rows, and the loop's first words; return the steps.
-
-        Loops whose histories `may_be_empty` need no initial rows for no steps.
-        """
-        loop, w, words = self.loop, self.w, self.words
-        steps = checked_steps(self, loop.outer, loop.messages)
-        self.out.write_word(words.steps, steps)
-        for word in (words.begin, words.taken):
-            self.out.write_word(word, w.constant(0, INT64))
-        for i, (name, depth) in enumerate(
-            zip(loop.outer.initials, loop.signature.depths, strict=True)
-        ):
-            rows = self.dim(name, 0)
-            is_wrong = rows.differs(depth)
-            if may_be_empty:
-                is_wrong = is_wrong & ((steps > 0) | rows.differs(0))
-            with w.when(is_wrong):
-                message = loop.messages.initial_rows(i)
-                w.fail(loop.failure("InitialRowsError", message, 1), rows)
-        return steps
-
-    def capacity(self, steps: Value) -> Value:
-        """Write how many rows outputs that grow have at first."""
-        loop, w = self.loop, self.w
-        capacity = steps
-        if loop.grows:
-            capacity = w.select(steps < FIRST_CAPACITY, steps, FIRST_CAPACITY)
-        self.out.write_word(self.words.capacity, capacity)
-        return capacity
-
-    def write_dims(self, capacity: Value, row_sizes: Callable[[int], list[Value]]) -> None:
-        """Write the dimensions of all outputs; `row_sizes` gives those of a stacked one's rows."""
-        loop, m = self.loop, len(self.loop.outputs) - self.loop.signature.n_outputs
-        given = [*loop.outer.initials, *loop.outer.carries]
-        for number, output in enumerate(loop.outputs):
-            if number < m:
-                dims = [self.dim(given[number], axis) for axis in range(output.type.ndim)]
-            else:
-                dims = [capacity, *row_sizes(number - m)]
-            if number < loop.signature.n_states:
-                rows: Value = self.w.constant(output.extra, INT64)
-                dims[0] = capacity + dims[0] if output.grows else rows
-            for axis, value in enumerate(dims):
-                self.out.write_word(self.words.outputs[number] + 1 + axis, value)
-
-    def space_bytes(self) -> Value:
-        """Write how many bytes the rows of states have that are kept in the workspace."""
-        total: Value = self.w.constant(0, INT64)
-        for i in range(self.loop.signature.n_states):
-            rows = workspace_rows(self.loop, i)
-            if rows:
-                total = total + self.row_bytes(i) * rows + 2 * LINE
-        return total
-
-    def row_bytes(self, i: int) -> Value:
-        name = self.loop.outer.initials[i]
-        array = self.loop.arrays[name]
-        size: Value = self.w.constant(array.itemsize, INT64)
-        for axis in range(len(array.axes)):
-            size = size * self.dim(name, axis + 1)
-        return size
+def start(loop: Loop) -> Kernel:
+    """Return the kernel that copies what outputs start with."""
+    kernel = TableReader(loop, "start")
+    with writing_step(kernel) as step:
+        for name, array in loop.starts.items():
+            if name in loop.rings:  # it holds rows in the order of iteration, the latest one last
+                ring = step.writer.offset(kernel.workspace, kernel.value_of(loop.rings[name]))
+                write_start(kernel, step, ring, array, backwards=loop.reverse)
+            if name not in loop.rings or loop.by_blocks:
+                output = kernel.data(name)
+                if loop.reverse and loop.is_traced(name):
+                    steps = kernel.out.number(kernel.words.steps, "steps")
+                    output = step.writer.offset(output, steps * kernel.stride_of(name, 0))
+                write_start(kernel, step, output, array)
+    return kernel.whole_kernel(runs_once=True)
 
 
-class Prepare(Checks[ElemwiseLoop]):
-    """Writes the kernel that checks the inputs and computes the sizes of everything."""
-
-    def __init__(self, loop: ElemwiseLoop) -> None:
-        super().__init__(loop, "prepare")
-
-    def kernel(self) -> Kernel:
-        steps = self.checked_steps()
-        sizes = self.sizes(steps)
-        self.write_dims(self.capacity(steps), lambda k: self.row_sizes(k, sizes))
-        self.write_workspace()
-        self.write_turn(sizes)
-        self.write_parts(steps, sizes)
-        self.write_choice(steps, sizes)
-        return self.out.kernel(runs_once=True)
-
-    def channels(self, sizes: list[Value]) -> tuple[Value, list[Value]]:
-        """Write how many channels the loops of a step have, and the sizes of their first axis."""
-        loop, w = self.loop, self.w
-        channels: Value = w.constant(0, INT64)
-        first = []
-        for group in loop.plan.groups(loop.plan.targets, 0):
-            deepest = max(group, key=lambda target: target.inner)
-            own = [loop.loops.get((id(deepest), axis)) for axis in range(deepest.inner)]
-            product: Value = w.constant(1, INT64)
-            for number in own:
-                product = product if number is None else product * sizes[number]
-            channels = channels + product
-            first += [sizes[number] for number in own[:1] if number is not None]
-        return channels, first
-
-    def write_turn(self, sizes: list[Value]) -> None:
-        channels, _ = self.channels(sizes)
-        work = channels * max(len(self.loop.graph.apply_nodes), 1)
-        self.out.write_word(self.words.turn, steps_of_a_turn(self.w, work))
-
-    def write_parts(self, steps: Value, sizes: list[Value]) -> None:
-        """Write how many slices of the channels there are, each in a thread of its own."""
-        loop, w = self.loop, self.w
-        if loop.chunks > 1:
-            self.write_chunks(steps)
-            return
-        self.out.write_word(self.words.part, w.constant(0, INT64))
-        parts: Value = w.constant(loop.slices, INT64)
-        if loop.slices > 1:
-            channels, most = self.channels(sizes)
-            enough = w.constant(config.scanlib__parallel_channels, INT64)
-            most.append(w.apply("quotient", channels * steps, enough))
-            most.append(w.apply("quotient", channels, w.constant(least_row(loop.op), INT64)))
-            for size in most:
-                parts = w.select(size < parts, size, parts)
-            parts = w.select(parts < 1, 1, parts)
-        self.out.write_word(self.words.parts, parts)
-
-    def write_chunks(self, steps: Value) -> None:
-        """Write how many chunks of the steps there are."""
-        loop, w, words = self.loop, self.w, self.words
-        chunks = w.apply("quotient", steps, w.constant(loop.least_chunk, INT64))
-        chunks = w.select(chunks < loop.chunks, chunks, loop.chunks)
-        chunks = w.select(chunks < 1, 1, chunks)
-        for word in (words.chunks, words.parts):
-            self.out.write_word(word, chunks)
-        self.out.write_word(words.job, RUN)
-        self.out.write_word(words.part, 0)
-
-    def write_choice(self, steps: Value, sizes: list[Value]) -> None:
-        """Write whether the steps are taken in blocks: of few channels and many steps."""
-        loop, w = self.loop, self.w
-        choice: Value = w.constant(0, INT64)
-        if loop.by_channels and loop.by_blocks:
-            channels: Value = w.constant(1, INT64)
-            for axis in range(loop.layout.ndim):
-                number = loop.loops.get((id(loop.plan.targets[0]), axis))
-                channels = channels if number is None else channels * sizes[number]
-            few = (channels <= few_channels(loop.op)) & (steps >= MANY_STEPS)
-            choice = w.cast(few, "int64")
-        self.out.write_word(self.words.choice, choice)
-
-    def sizes(self, steps: Value) -> list[Value]:
-        """Write the lengths of the loops over channels, and the checks that inputs agree."""
-        loop, found = self.loop, []
-        for level, group in zip(loop.axes_of_loops, loop.groups_of_loops, strict=True):
-            first, *others = loop.plan.group_places(group, level)
-            found.append(self.length(first, level))
-            for place in others:
-                self.check_size(first, place, level, steps)
-        return found
-
-    def check_size(self, first: Place, place: Place, level: int, steps: Value) -> None:
-        """Write the check that an array has as many channels as another."""
-        loop, w = self.loop, self.w
-        size, own = self.length(first, level), self.length(place, level)
-        with w.when((steps > 0) & own.differs(size)):
-            if place.owned is None:
-                names = [
-                    f"axis {p.along(level)} of {loop.title_of(p.array)}" for p in (first, place)
-                ]
-                code = loop.failure("ValueError", loop.messages.channel_sizes(*names), 2)
-                w.fail(code, size, own)
-            else:
-                message = loop.messages.state_shape(place.owned, place.axes.index(level))
-                code = loop.failure("StepShapeError", message, 3)
-                w.fail(code, w.constant(0, INT64), own, size)
-
-    def row_sizes(self, k: int, sizes: list[Value]) -> list[Value]:
-        """Return the dimensions of the rows of a stacked output."""
-        loop, one = self.loop, self.w.constant(1, INT64)
-        (target,) = (t for t in loop.plan.targets if t.kind == "output" and t.number == k)
-        loops = [None if a is None else loop.loops[id(target), a] for a in target.axes]
-        return [one if number is None else sizes[number] for number in loops]
-
-    def write_workspace(self) -> None:
-        loop = self.loop
-        total = self.space_bytes() + loop.block_bytes * max(loop.slices, loop.chunks)
-        self.out.write_word(self.words.workspace_size, total + loop.extra_bytes)
-
-
-def workspace_rows(loop: Loop, i: int) -> int:
-    """Return how many rows of a state the workspace has."""
-    return loop.signature.depths[i] + 1 if loop.by_channels and loop.has_ring(i) else 0
-
-
-class Start(TableReader[Loop]):
-    """Writes the kernel that copies what outputs start with."""
-
-    def __init__(self, loop: Loop) -> None:
-        super().__init__(loop, "start")
-
-    def kernel(self) -> Kernel:
-        loop, w, signature = self.loop, self.w, self.loop.signature
-        self.storage = storage = Storage(self)
-        steps = self.out.number(self.words.steps, "steps")
-        for i in range(signature.n_states):
-            rings = loop.by_channels and loop.has_ring(i)
-            if rings:  # it holds rows in the order of iteration, the latest one last
-                self.copy_rows(i, storage.spaces[i], 0, backwards=loop.reverse)
-            if not rings or loop.by_blocks:
-                behind = loop.reverse and not signature.untraced[i]
-                first = steps * storage.row_sizes[i] if behind else 0
-                self.copy_rows(i, self.data(f"h{i}"), first)
-        for i, name in enumerate(loop.outer.carries):
-            zero = w.constant(0, INT64)
-            self.copy_array(self.data(f"c{i}"), zero, name, zero, 0)
-        return self.out.kernel(runs_once=True)
-
-    def copy_rows(self, i: int, target: Value, first: Value | int, backwards: bool = False) -> None:
-        """Write the copy of a state's initial rows, to memory `first` bytes after an address."""
-        name, depth = self.loop.outer.initials[i], self.loop.signature.depths[i]
-        with self.w.loop(0, self.dim(name, 0)) as k:
-            row = (depth - 1 - k if backwards else k) * self.storage.row_sizes[i]
-            self.copy_array(target, row + first, name, k * self.storage.stride(name, 0), 1)
-
-    def copy_array(self, target: Value, place: Value, name: str, offset: Value, lead: int) -> None:
-        """Write the copy of an input to contiguous memory."""
-        w, array = self.w, self.loop.arrays[name]
-        axes = list(range(lead, lead + len(array.axes)))
-        size = array.itemsize
-        kind = Type(_UNSIGNED[min(size, 8)])
-
-        def items(axes: list[int], place: Value, offset: Value) -> None:
-            if not axes:
-                for byte in range(0, size, kind.itemsize):
-                    value = w.load(kind, self.data(name), offset + byte if byte else offset)
-                    w.store(target, place + byte if byte else place, value)
-                return
-            step: Value = w.constant(size, INT64)
-            for axis in axes[1:]:
-                step = step * self.dim(name, axis)
-            with w.loop(0, self.dim(name, axes[0])) as k:
-                items(axes[1:], place + k * step, offset + k * self.storage.stride(name, axes[0]))
-
-        items(axes, place, offset)
-
-
-_UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+def write_start(
+    kernel: TableReader, step: Step, pointer: Value, array: Array, backwards: bool = False
+) -> None:
+    """Write the copy of an input to contiguous memory, its rows perhaps `backwards`."""
+    source = Place(kernel.data(array.name), array.dtype, array.dims, array.strides)
+    strides = step.sizes.contiguous_strides(array.itemsize, array.dims)
+    if backwards and array.lead:
+        last = product(total(array.dims[0], -1), strides[0])
+        pointer = step.writer.offset(pointer, kernel.value_of(last))
+        strides = (product(-1, strides[0]), *strides[1:])
+    target = Place(pointer, array.dtype, array.dims, strides)
+    one, other = (walked(step, place, array.dims) for place in (source, target))
+    with over(step, [one, other], array.dims):
+        other.store(step, one.load(step, 1))

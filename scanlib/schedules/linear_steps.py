@@ -29,7 +29,7 @@ from functools import partial
 
 from pytensor.graph.basic import Apply
 
-from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value
+from scanlib.kernels.language import BOOL, INT64, POINTER, Kernel, Type, Value
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
 from scanlib.kernels.linalg.products import write_product
 from scanlib.kernels.linalg.semiring_products import (
@@ -46,7 +46,13 @@ from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import LINE, itemsize
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.array_loops import array_program
-from scanlib.schedules.elementwise import Array, TableReader, Tables, checked_steps
+from scanlib.schedules.elementwise import (
+    Array,
+    TableReader,
+    Tables,
+    counted_steps,
+    write_checks,
+)
 from scanlib.schedules.linear_vectors import BLOCK, LogSteps, VectorSteps, padded
 from scanlib.schedules.turns import steps_of_a_turn, turns
 
@@ -89,7 +95,6 @@ def linear_program(op: LinearScan, node: Apply, outer: str = "") -> LoopProgram:
         words=loop.words,
         kernels=kernels,
         failures=loop.failures,
-        has_workspace=True,
     )
 
 
@@ -335,7 +340,9 @@ class Prepare(Table):
     def kernel(self) -> Kernel:
         loop, op, w, words = self.loop, self.op, self.w, self.words
         messages = loop.messages
-        steps = checked_steps(self, loop.names, messages)
+        count, checks = counted_steps(loop.names, messages)
+        steps = self.value_of(count)
+        write_checks(self, checks, w.constant(True, BOOL))
         rows = self.dim("initial", 0)
         is_wrong = rows.differs(1)
         if not op.untraced:
@@ -366,7 +373,7 @@ class Prepare(Table):
             sizes = [dims[1], length] if loop.outer == "after" else [length, dims[1]]
             self.refuse(others.differs(history), "ValueError", MISMATCH)
             self.write_output(1, [history, *sizes])
-        return self.out.kernel(runs_once=True)
+        return self.whole_kernel(runs_once=True)
 
     def write_output(self, number: int, dims: list[Value]) -> None:
         for axis, value in enumerate(dims):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from scanlib.kernels.language import BOOL, FULL, INT64, Local, Value, Writer
-from scanlib.schedules.elementwise import L, Storage, TableReader, write_result
+from scanlib.kernels.scalars import Number
+from scanlib.kernels.spans import Cell, load_number, store_number
+from scanlib.schedules.elementwise import L, TableReader, write_result
 from scanlib.schedules.turns import turns
 
 
@@ -18,9 +20,10 @@ class TakesSteps(TableReader[L]):
         The number of the step that is written, and its row in the arrays.
     stopped : Local
         Set by a step of a loop that may stop.
+    registers : dict of str to list of Cell
+        The latest values of the states and carries that live in local variables, the last first.
     """
 
-    storage: Storage[L]
     steps: Value
     begin: Value
     i: Value
@@ -28,8 +31,17 @@ class TakesSteps(TableReader[L]):
     turn: Local
     stopped: Local
 
-    def step(self, i: Value) -> None:
+    def step(self) -> None:
         raise NotImplementedError
+
+    def begin_steps(self) -> None:
+        """Write where everything is that the steps read and write."""
+        self.rings = {
+            name: self.w.offset(self.workspace, self.value_of(first))
+            for name, first in self.loop.rings.items()
+        }
+        self.steps = self.out.number(self.words.steps, "steps")
+        self.begin = self.out.number(self.words.begin, "begin")
 
     def take_steps(self) -> Value:
         """Write all steps; return how many are taken by then."""
@@ -52,7 +64,12 @@ class TakesSteps(TableReader[L]):
         """Write all steps, with a chance to interrupt them now and then."""
         length = self.out.number(self.words.turn, "turn")
         with turns(self.w, self.turn, end, length) as (first, last), self.w.loop(first, last) as i:
-            self.step(i)
+            self.be_at(i)
+
+    def be_at(self, i: Value) -> None:
+        """Write one step."""
+        self.i, self.t = i, self.steps - 1 - i if self.loop.reverse else i
+        self.step()
 
     def steps_until(self, end: Value) -> None:
         w, length = self.w, self.out.number(self.words.turn, "turn")
@@ -65,22 +82,68 @@ class TakesSteps(TableReader[L]):
             w.loop_while(lambda: (w.copy(self.turn) < last) & ~stopped()),
         ):
             i = w.copy(self.turn)
-            self.step(i)
+            self.be_at(i)
             w.assign(self.turn, i + 1)
 
     # Rows of states
 
-    def row_of(self, i: int, offset: int) -> Value:
-        """Return where a state's row is, `offset` steps after this one's."""
-        loop, w = self.loop, self.w
-        depth = loop.signature.depths[i]
-        if loop.has_ring(i):
-            return place_in_ring(w, self.i + (depth + offset), depth) * self.storage.row_sizes[i]
-        return (self.t + (-offset if loop.reverse else depth + offset)) * self.storage.row_sizes[i]
+    def row_of(self, name: str, offset: int) -> Value:
+        """Return where the row of a state or a carry is, `offset` steps after this one's."""
+        depth, w = self.loop.depths[name], self.w
+        if name in self.rings:
+            place = place_in_ring(w, self.i + (depth + offset), depth)
+            return place * self.value_of(self.loop.starts[name].row)
+        if name[0] == "c":
+            return w.constant(0, INT64)
+        return (self.t + (-offset if self.loop.reverse else depth + offset)) * self.stride_of(
+            name, 0
+        )
 
-    def memory_of(self, i: int) -> Value:
-        """Return the memory that holds the rows of a state."""
-        return self.storage.spaces[i] if self.loop.has_ring(i) else self.data(f"h{i}")
+    def memory_of(self, name: str) -> Value:
+        """Return the memory that holds the rows of an array."""
+        return self.rings[name] if name in self.rings else self.data(name)
+
+    # States and carries in local variables
+
+    def read_locals(self) -> None:
+        """Write locals for the states and carries without channels."""
+        loop = self.loop
+
+        def read(name: str, k: int) -> Cell:
+            place = self.register_place(name, k)
+            return Cell(
+                self.w, load_number(self.w, loop.arrays[name].dtype, self.data(name), place)
+            )
+
+        self.registers = {
+            name: [read(name, k) for k in range(1, depth + 1)]
+            for name, depth in loop.depths.items()
+            if loop.is_local(name)
+        }
+
+    def register_place(self, name: str, k: int) -> Value:
+        """Return where the value `k` steps before the first is in an output."""
+        depth, size = self.loop.depths[name], self.loop.arrays[name].itemsize
+        if not self.loop.is_traced(name):
+            return self.w.constant((k - 1 if self.loop.reverse else depth - k) * size, INT64)
+        if self.loop.reverse:
+            return (self.steps - self.begin + (k - 1)) * size
+        return (self.begin + (depth - k)) * size
+
+    def push(self, name: str, value: Number) -> None:
+        """Write the next value of what lives in local variables."""
+        cells = self.registers[name]
+        for later, cell in zip(cells[-2::-1], cells[:0:-1], strict=True):
+            cell.value = later.value
+        cells[0].value = value
+
+    def write_locals(self) -> None:
+        """Write what locals hold to where the outputs are."""
+        for name, cells in self.registers.items():
+            if not self.loop.is_traced(name):
+                for k, cell in enumerate(cells, 1):
+                    place = self.register_place(name, k)
+                    store_number(self.w, self.data(name), place, cell.value)
 
     # After the last step
 
@@ -91,20 +154,18 @@ class TakesSteps(TableReader[L]):
             full = (taken < self.steps) & ~w.copy(self.stopped)
             with w.when(full):
                 w.end(FULL)
-        for i in range(loop.signature.n_states):
-            if loop.has_ring(i):
-                self.write_last_rows(i, taken)
+        for name in self.rings:
+            self.write_last_rows(name, taken)
         write_result(self, self.steps, taken)
 
-    def write_last_rows(self, i: int, taken: Value) -> None:
+    def write_last_rows(self, name: str, taken: Value) -> None:
         """Write the rows of a ring to the output."""
-        loop, w = self.loop, self.w
-        depth, size = loop.signature.depths[i], self.storage.row_sizes[i]
+        w, depth, size = self.w, self.loop.depths[name], self.value_of(self.loop.starts[name].row)
         for k in range(1, depth + 1):
-            row = k - 1 if loop.reverse else depth - k
+            row = k - 1 if self.loop.reverse else depth - k
             source = place_in_ring(w, taken + (depth - k), depth) * size
-            target = w.offset(self.data(f"h{i}"), size * row)
-            w.move(target, w.offset(self.storage.spaces[i], source), size)
+            target = w.offset(self.data(name), size * row)
+            w.move(target, w.offset(self.rings[name], source), size)
 
 
 def place_in_ring(w: Writer, row: Value, depth: int) -> Value:

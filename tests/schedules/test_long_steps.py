@@ -10,6 +10,7 @@ from pytensor.compile.mode import Mode
 from pytensor.graph.fg import FunctionGraph
 
 import scanlib
+from scanlib.kernels.language import If
 from scanlib.ops.errors import InitialRowsError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.recursion import MOST_TERMS, finished, taken_apart
@@ -179,9 +180,13 @@ def test_starts_of_many_states_in_one_vector():
 def test_graph_of_many_arrays():
     parts = [pt.dvector(f"part{k}") for k in range(600)]
     items = graph_program(FunctionGraph(parts, [part[-1] for part in parts]))
-    assert not items.has_workspace
     whole = graph_program(FunctionGraph(parts, [pt.concatenate(parts)]))
-    assert whole.has_workspace  # of more parts than Python's stack holds calls
+    copies = [
+        [isinstance(own, If) for own in program.kernels.run[0].body.statements]
+        for program in (items, whole)
+    ]
+    assert not any(copies[0])
+    assert any(copies[1])  # of more parts than Python's stack holds calls
 
 
 def test_a_number_that_a_vector_does_not_have():

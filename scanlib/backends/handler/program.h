@@ -13,7 +13,7 @@
 #include <pthread.h>
 #endif
 
-enum { SCANLIB_AGAIN = -3, SCANLIB_FULL = -2, SCANLIB_INTERRUPTED = -1, SCANLIB_WORDS = 240 };
+enum { SCANLIB_FULL = -2, SCANLIB_INTERRUPTED = -1, SCANLIB_WORDS = 240 };
 /* Words of a frame: what a poll says, its answer, and who is told. */
 enum { SCANLIB_PROGRESS = 9, SCANLIB_ANSWER = 11, SCANLIB_TELL = 12, SCANLIB_FRAME = 13 };
 enum { SCANLIB_DONE = -1, SCANLIB_FAILED = -2 }; /* instead of a number of steps */
@@ -30,7 +30,7 @@ struct scanlib_array {
 typedef int64_t (*scanlib_kernel)(void *, void *);
 
 struct scanlib_program {
-  scanlib_kernel prepare, start, runs[2], then, combine; /* NULL where there is nothing to do */
+  scanlib_kernel prepare, start, runs[2], last_round, combine; /* NULL where there is nothing to do */
   int64_t n_inputs, n_outputs, n_functions, n_shared;
   int64_t size, steps, capacity, begin, taken, workspace, workspace_size, part, parts, choice;
   int64_t functions;
@@ -165,11 +165,8 @@ struct scanlib_call {
   int64_t run(int (*ask)(void *)) {
     frame[0] = (int64_t)(intptr_t)(program->tell ? &scanlib_tell : ask);
     frame[SCANLIB_TELL] = program->tell;
-    int64_t code;
-    do {
-      code = run_parts();
-      if (!code && program->then) code = program->then(table, frame);
-    } while (code == SCANLIB_AGAIN);
+    int64_t code = run_parts();
+    if (!code && program->last_round) code = program->last_round(table, frame);
     if (!program->tell || code == SCANLIB_FULL) return code;
     frame[SCANLIB_PROGRESS] = code ? SCANLIB_FAILED : SCANLIB_DONE;
     return scanlib_tell(frame) && !code ? (int64_t)SCANLIB_INTERRUPTED : code;

@@ -31,7 +31,7 @@ from scanlib.schedules.array_loops import array_program, graph_program
 from scanlib.schedules.choice import elementwise_program
 from scanlib.schedules.linear_steps import linear_program
 
-_KERNELS = ("prepare", "start", "first_run", "last_run", "then", "combine")
+_KERNELS = ("prepare", "start", "first_run", "last_run", "last_round", "combine")
 _COUNTS = ("n_inputs", "n_outputs", "n_functions", "n_shared")
 _WORDS = (
     *("size", "steps", "capacity", "begin", "taken", "workspace", "workspace_size"),
@@ -167,7 +167,7 @@ def _describe(program: LoopProgram) -> tuple[_Program, Any]:
     functions = [function_address(node) for node in program.functions]
     kernels = program.kernels
     names = [own.name for own in (kernels.prepare, kernels.start, kernels.run[0], kernels.run[-1])]
-    names += ["" if kernels.then is None else kernels.then.name, "combine"]
+    names += [names[-1] if kernels.last_round else "", "combine"]
     if not kernels.start.body.statements:
         names[1] = ""
     tell = program_progress(program).address if program.progress else 0

@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytensor
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from pytensor.compile.executor import Function
@@ -220,13 +219,3 @@ class ShardedFunction:
 
 def _at(name: str, axis: int) -> PartitionSpec:
     return PartitionSpec(*[None] * axis, name)
-
-
-def sharded(
-    function: Any, in_specs: Sequence[PartitionSpec], time: str, mesh: Any
-) -> ShardedFunction:
-    """Return a function that is cut over devices; see `scanlib.shard`."""
-    if not isinstance(function, Function):
-        inputs, outputs = function
-        function = pytensor.function(inputs, outputs, mode="JAX", on_unused_input="ignore")
-    return ShardedFunction(function, in_specs, time, mesh)

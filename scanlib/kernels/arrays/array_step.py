@@ -37,7 +37,7 @@ from scanlib.kernels.arrays.sizes import (
 )
 from scanlib.kernels.language import INT64, Block, Type, Value, Writer
 from scanlib.kernels.scalars import NoKernelError, Number, Scalars, parts_of
-from scanlib.kernels.spans import load_number, store_number
+from scanlib.kernels.spans import itemsize, load_number, store_number
 from scanlib.ops.messages import NodeMessages
 
 MOST_ITEMS = 4  # that are read of a result which is not stored
@@ -385,21 +385,27 @@ class Step:
     # Memory
 
     def _at(self, part: Part, dtype: str, sizes: tuple[Size, ...]) -> Place:
-        strides = self.sizes.contiguous_strides(Place(self.space, dtype, (), ()).itemsize, sizes)
         pointer = self.writer.offset(self.space, self.value(part.start))
+        return self.contiguous(pointer, dtype, sizes, part)
+
+    def contiguous(
+        self, pointer: Value, dtype: str, sizes: tuple[Size, ...], part: Part | None = None
+    ) -> Place:
+        """Return an array that fills its memory in order."""
+        sizes = tuple(map(self.sizes.same, sizes))
+        strides = self.sizes.contiguous_strides(itemsize(dtype), sizes)
         return Place(pointer, dtype, sizes, strides, part)
 
     def fresh(self, dtype: str, sizes: Sequence[Size]) -> Place:
         """Return memory for a result."""
-        sizes = tuple(map(self.sizes.same, sizes))
-        part = self.workspace.take(bytes_of(dtype, sizes))
+        part = self.workspace.take(bytes_of(dtype, tuple(sizes)))
         self.readers.setdefault(part, set())
-        return self._at(part, dtype, sizes)
+        return self._at(part, dtype, tuple(sizes))
 
     def pinned(self, dtype: str, sizes: Sequence[Size]) -> Place:
         """Return memory that is kept for the whole loop."""
-        sizes = tuple(map(self.sizes.same, sizes))
-        return self._at(self.workspace.take(bytes_of(dtype, sizes), pinned=True), dtype, sizes)
+        part = self.workspace.take(bytes_of(dtype, tuple(sizes)), pinned=True)
+        return self._at(part, dtype, tuple(sizes))
 
     def target(
         self, out: Variable, sizes: Sequence[Size], read: Sequence[tuple[Variable, Place]] = ()

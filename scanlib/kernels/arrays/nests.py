@@ -25,11 +25,18 @@ from scanlib.kernels.arrays.array_step import Destination, Step, core_op, rule
 from scanlib.kernels.arrays.places import Place, is_contiguous
 from scanlib.kernels.arrays.sizes import Expression, Size, product
 from scanlib.kernels.language import INT64, Value
-from scanlib.kernels.scalars import LanesError, Number, Pair, added, multiplied, parts_of
-from scanlib.kernels.spans import Cell, itemsize, load_number, over_lanes, store_number
+from scanlib.kernels.scalars import LanesError, Number, added, multiplied, parts_of
+from scanlib.kernels.spans import (
+    Total,
+    halves,
+    itemsize,
+    load_number,
+    spread,
+    store_number,
+    walk,
+)
 
 REGISTER = 64  # bytes of the lanes of the widest dtype: of two registers
-FEWEST_LANES = 4
 MOST_UNROLLED = 4  # parts of a known number of items
 LONG_ROW = 1024  # bytes from which on a row is copied by the C library
 MOST_BY_ITEM = 8  # items of an array that are taken one by one where steps write one of them
@@ -59,19 +66,10 @@ class Walk:
         """Read the item, or several, which are the same one where the innermost stride is zero."""
         several = lanes if self.strides and self.strides[-1] != 0 else 1
         number = load_number(step.writer, self.dtype, self.pointer, self.offset, several)
-        return spread(step, number, lanes)
+        return spread(step.writer, number, lanes)
 
     def store(self, step: Step, number: Number) -> None:
         store_number(step.writer, self.pointer, self.offset, number)
-
-
-def spread(step: Step, number: Number, lanes: int) -> Number:
-    """Return a number in all lanes."""
-    if lanes == 1 or (isinstance(number, Value) and number.type.lanes == lanes):
-        return number
-    if isinstance(number, Pair):
-        raise LanesError("complex numbers")
-    return step.writer.splat(number, lanes)
 
 
 def walked(step: Step, place: Place, sizes: Sequence[Size]) -> Walk:
@@ -161,11 +159,7 @@ def possible_lanes(arrays: Sequence[Walk], size: Size) -> list[int]:
     lanes = REGISTER // max(itemsize(array.dtype) for array in arrays)
     if isinstance(size, int) and len(_pieces(size, lanes)) <= MOST_UNROLLED:
         return sorted(set(_pieces(size, lanes)) | {1}, reverse=True)
-    found = []
-    while lanes >= FEWEST_LANES:
-        found.append(lanes)
-        lanes //= 2
-    return [*found, 1]
+    return [*halves(lanes), 1]
 
 
 def innermost(
@@ -190,24 +184,9 @@ def innermost(
             if not _try(step, lambda: _unrolled(pieces, at)):
                 _unrolled([1] * size, at) if size <= MOST_UNROLLED else _loop(step, size, at)
             return
-    if lanes < FEWEST_LANES:
-        _loop(step, size, at)
-        return
     w, whole = step.writer, step.value(size)
-    first: Value = w.constant(0, INT64)
-
-    def vectors() -> None:
-        nonlocal first
-        taken, many = lanes, w.select(whole > MOST_BY_ITEM, whole, 0) if by_item else whole
-        while taken >= FEWEST_LANES:
-            last = many & -taken
-            with w.loop(first, last, taken) as index:
-                at(index, taken)
-            first, taken = last, taken // 2
-
-    _try(step, vectors)
-    with w.loop(first, whole) as index:
-        at(index, 1)
+    most = w.select(whole > MOST_BY_ITEM, whole, 0) if by_item else None
+    walk(w, w.constant(0, INT64), whole, halves(lanes), at, most)
 
 
 def _pieces(size: int, lanes: int) -> list[int]:
@@ -374,7 +353,7 @@ def write_tree(tree: Tree, targets: Sequence[Place], by_item: bool = False) -> N
 
     def write(lanes: int) -> None:
         for array, number in zip(writes, tree.write(lanes), strict=True):
-            array.store(step, spread(step, number, lanes))
+            array.store(step, spread(step.writer, number, lanes))
 
     nest(step, [*reads, *writes], loops, write, by_item=by_item)
 
@@ -386,7 +365,7 @@ def deliver(step: Step, variable: Variable, destination: Destination) -> None:
     """Write a result where it goes, if it is not there yet."""
     if variable.type.ndim == 0:
         place, number = destination.place(()), step.number(variable)
-        store_number(step.writer, place.pointer, 0, spread(step, number, 1))
+        store_number(step.writer, place.pointer, 0, spread(step.writer, number, 1))
         return
     place = step.place(variable)
     if step.arrived.get(variable) == (destination, place.pointer):
@@ -417,7 +396,7 @@ def write_copy(
         if isinstance(source, Place):
             item = arrays[1].load(step, lanes)
         else:
-            item = spread(step, source, lanes)
+            item = spread(step.writer, source, lanes)
         item = step.scalars.number_as(item, target.dtype)
         write.store(step, combine(write.load(step, lanes), item) if combine else item)
 
@@ -488,7 +467,7 @@ class Reduction:
 
     def item(self, lanes: int) -> Number:
         """Return the item, or several, as the dtype in which they are collected."""
-        item = spread(self.step, self.tree.write(lanes)[0], lanes)
+        item = spread(self.step.writer, self.tree.write(lanes)[0], lanes)
         return self.step.scalars.number_as(item, self.dtype)
 
     def identity(self) -> Number:
@@ -546,30 +525,10 @@ class Reduction:
     def collect(self, arrays: list[Walk], loops: list[Size], first: int) -> Number:
         """Write the loops from an axis on, and return what they give together."""
         step, w = self.step, self.step.writer
-        totals: dict[int, Cell] = {}
-        for lanes in possible_lanes(arrays, loops[-1] if loops[first:] else 1):
-            try:
-                start = spread(step, self.identity(), lanes)
-            except LanesError:
-                continue
-            totals[lanes] = Cell(w, start)
-        used: set[int] = set()
-
-        def write(lanes: int) -> None:
-            if lanes not in totals:
-                raise LanesError("complex numbers")
-            own = totals[lanes]
-            own.value = self.combined(own.value, self.item(lanes))
-            used.add(lanes)
-
-        nest(step, arrays, loops, write, first)
-        whole = None
-        for lanes in sorted(used, reverse=True):
-            result = totals[lanes].value
-            if isinstance(result, Value):
-                result = over_lanes(w, result, self.combined)
-            whole = result if whole is None else self.combined(whole, result)
-        return self.identity() if whole is None else whole
+        lanes = possible_lanes(arrays, loops[-1] if loops[first:] else 1)
+        total = Total(w, self.identity(), lanes, self.combined)
+        nest(step, arrays, loops, lambda count: total.add(self.item(count)), first)
+        return total.after()
 
     def write_inner(self, sizes: list[Size], lead: int, sums: Place) -> None:
         """Write a reduction over the last axes."""
