@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from pytensor.graph.basic import Variable
 
@@ -40,6 +40,34 @@ def called_as(function: str) -> Iterator[None]:
         yield
     finally:
         _function.reset(token)
+
+
+class Updates(dict[Variable, Variable]):
+    """The values of shared variables after the last step, by the variables."""
+
+    def __repr__(self) -> str:
+        return f"<updates of shared variables: {super().__repr__()}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"the updates of a loop, a dict, have no attribute {name!r}; a loop returns its "
+            f"outputs and these updates, `outputs, updates = …`, and with return_updates=False the "
+            f"outputs alone"
+        )
+
+
+class OutputsAndUpdates(NamedTuple):
+    """What a loop returns without ``return_updates=False``."""
+
+    outputs: Any
+    updates: Updates
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"a loop returns its outputs and the updates of shared variables, a pair that has no "
+            f"attribute {name!r}; write `outputs, updates = …`, or pass return_updates=False to "
+            f"get the outputs alone"
+        )
 
 
 def scan(
@@ -103,7 +131,7 @@ def scan(
         Return a list even for a single output.
     return_updates : bool, optional
         Return ``(outputs, updates)``, the default; False returns the outputs alone and raises
-        if there are updates.
+        if there are updates. The default is that of `pytensor.scan`.
     checkpoint : int, sequence of int, "sqrt", Levels or Memory, optional
         How a gradient of the loop saves memory by computing steps again: the length of the
         segments between stored states (several lengths nest segments in segments, the longest
@@ -204,7 +232,7 @@ def scan(
     elif len(outputs) == 1 and not return_list:
         result = outputs[0]
     if return_updates:
-        return result, updates
+        return OutputsAndUpdates(result, Updates(updates))
     if updates:
         carried = "" if _function.get() == "map" else ", or pass these values through outputs_info"
         raise ValueError(

@@ -1,6 +1,8 @@
 """What users call: arguments in all their forms, both return conventions, and the helpers."""
 
+import copy
 import inspect
+import pickle
 
 import numpy as np
 import pytensor
@@ -51,6 +53,18 @@ class TestReturnConventions:
         assert dict(updates) == {}
         outputs, updates = self.build(outputs=2)
         assert len(outputs) == 2
+
+    def test_who_takes_the_pair_for_the_outputs_is_told(self):
+        pair = self.build()
+        assert isinstance(pair, tuple)
+        assert isinstance(pickle.loads(pickle.dumps(pair)).outputs, Variable)
+        for value in (pair, pair[-1], copy.deepcopy(pair)):
+            with pytest.raises(AttributeError, match="return_updates=False"):
+                value.sum()
+        with pytest.raises(TypeError, match="OutputsAndUpdates"):
+            pair**2
+        with pytest.raises(NotImplementedError, match="updates of shared variables"):
+            pt.sum(pair)
 
     def test_outputs_only(self):
         assert isinstance(self.build(return_updates=False), Variable)
