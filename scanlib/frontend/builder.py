@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +38,25 @@ from scanlib.ops.messages import loop_title
 from scanlib.ops.shapes import output_row_shapes
 
 MAX_TRACES = 8
+_called: ContextVar[str | None] = ContextVar("called", default=None)
+
+
+@contextmanager
+def called_as(function: str | None) -> Iterator[None]:
+    """Have messages begin with the function that the user has called, in place of `scan` or `loop`.
+
+    Loops that a step holds are none of it.
+    """
+    token = _called.set(function)
+    try:
+        yield
+    finally:
+        _called.reset(token)
+
+
+def function_called(own: str) -> str:
+    """Return the function that the user has called for a loop that `own` builds."""
+    return _called.get() or own
 
 
 @dataclass
@@ -108,7 +129,8 @@ class LoopBuilder:
     def trace(self) -> Trace:
         """Call the step function until the types of all states are stable."""
         for _ in range(MAX_TRACES):
-            trace = self.trace_once()
+            with called_as(None):
+                trace = self.trace_once()
             if not self.adapt_states(trace):
                 return trace
         raise TypeError(

@@ -139,6 +139,10 @@ class Observations(NamedTuple):
     seen: Variable | None
     batch: dict[Variable, Variable]
 
+    def rows(self) -> dict[str, Variable | None]:
+        """Return what a step reads of them, by name."""
+        return {"y": self.values, "seen": self.seen}
+
 
 def is_timed(name: str, value: Any) -> bool:
     """Whether an argument of a model has a time axis."""
