@@ -186,6 +186,7 @@ class _Batcher:
     def batch_states(self, states: set[int], initials: Sequence[Variable]) -> None:
         for i, (state, initial) in enumerate(zip(self.loop.states, initials, strict=True)):
             if i not in states:
+                state.initial = initial
                 continue
             if _rank(state.initial, initial):
                 initial = self.time_first(initial)

@@ -108,6 +108,22 @@ def test_backwards_echo_and_integers(fast_mode):
     check_rows(outputs, [x, n], [rng.normal(size=(3, 5)), np.array([1, 2, 3])], (1, 1), fast_mode)
 
 
+def test_a_loop_that_starts_from_what_is_the_same_in_the_batch_of_another(fast_mode):
+    x, batch = pt.vector("x"), pt.matrix("batch")
+    power, total = pt.constant(1.0), pt.constant(0.0)
+    for _ in range(2):
+        powers, sums = scanlib.scan(
+            lambda x, h, total: [2 * h, total + x],
+            sequences=x,
+            outputs_info=[power, total],
+            return_updates=False,
+        )
+        power, total = powers[-1], sums[-1]
+    (result,) = vectorize_graph([power * total], {x: batch})
+    f = pytensor.function([batch], result, mode=fast_mode)
+    np.testing.assert_array_equal(f(np.ones((4, 2))), np.full(4, 64.0))
+
+
 @pytest.mark.slow
 def test_gradient_of_a_batch_is_a_batch_of_gradients(two_taps, fast_mode):
     (states, _), inputs = two_taps
