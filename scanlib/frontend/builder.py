@@ -185,7 +185,7 @@ class LoopBuilder:
             tap_type = output.read_type()
             before = "starts as" if output.tap_type is None else "has become"
             where = f"{title} {before}"
-            wanted = wanted_type(tap_type, state.next, where, output.is_weak, weak_integers)
+            wanted = wanted_type(tap_type, state.next, where, output.weak_float, weak_integers)
             if wanted == next(iter(state.taps.values())).type:
                 continue
             changed = True
