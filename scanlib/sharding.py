@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import pytensor
+from pytensor.compile.executor import Function
+
 if TYPE_CHECKING:
     from scanlib.backends.jax.time_function import ShardedFunction
 
@@ -15,6 +18,8 @@ def shard(
     *,
     time: str = "time",
     mesh: Any = None,
+    tile: int | None = None,
+    in_turn: bool = False,
 ) -> ShardedFunction:
     """Cut a function over the devices of a JAX mesh, along time as well as along channels.
 
@@ -35,6 +40,12 @@ def shard(
         The axis of the mesh that carries time.
     mesh : jax.sharding.Mesh, optional
         Else that of `jax.set_mesh`. Axes other than `time` must be `AxisType.Auto`.
+    tile : int, optional
+        Cut time into tiles of so many rows, whatever the number of devices: loops then give the
+        same bits on any number of them. Summaries of all tiles are exchanged.
+    in_turn : bool, optional
+        Let devices wait for one another in loops whose steps do not compose, instead of an error.
+        Each walks its piece again until the state that it starts from has come through.
 
     Returns
     -------
@@ -65,6 +76,9 @@ def shard(
     >>> print(np.asarray(jax.jit(f)(np.ones((3, 2)))[0])[:, 0])
     [1.   1.5  1.75]
     """
-    from scanlib.backends.jax.time_function import sharded
+    from scanlib.backends.jax.time_function import ShardedFunction
 
-    return sharded(function, in_specs, time, mesh)
+    if not isinstance(function, Function):
+        inputs, outputs = function
+        function = pytensor.function(inputs, outputs, mode="JAX", on_unused_input="ignore")
+    return ShardedFunction(function, in_specs, time, mesh, tile, in_turn)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 from pytensor.graph.basic import Variable
 
@@ -22,24 +20,40 @@ from scanlib.frontend.arguments import (
     read_sequences,
     read_truncation,
 )
-from scanlib.frontend.builder import LoopBuilder
+from scanlib.frontend.builder import LoopBuilder, function_called
 from scanlib.frontend.checkpoints import read_checkpoint
 from scanlib.frontend.newton import read_method
 from scanlib.frontend.step_function import StepResult, call_step, errors_of
 from scanlib.frontend.values import as_variable, read_flag
 from scanlib.ops.messages import loop_title
 
-_function: ContextVar[str] = ContextVar("function", default="scan")
+
+class Updates(dict[Variable, Variable]):
+    """The values of shared variables after the last step, by the variables."""
+
+    def __repr__(self) -> str:
+        return f"<updates of shared variables: {super().__repr__()}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"the updates of a loop, a dict, have no attribute {name!r}; a loop returns its "
+            f"outputs and these updates, `outputs, updates = …`, and with return_updates=False the "
+            f"outputs alone"
+        )
 
 
-@contextmanager
-def called_as(function: str) -> Iterator[None]:
-    """Have messages begin with another function than `scan`, which the user has called."""
-    token = _function.set(function)
-    try:
-        yield
-    finally:
-        _function.reset(token)
+class OutputsAndUpdates(NamedTuple):
+    """What a loop returns without ``return_updates=False``."""
+
+    outputs: Any
+    updates: Updates
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"a loop returns its outputs and the updates of shared variables, a pair that has no "
+            f"attribute {name!r}; write `outputs, updates = …`, or pass return_updates=False to "
+            f"get the outputs alone"
+        )
 
 
 def scan(
@@ -103,7 +117,7 @@ def scan(
         Return a list even for a single output.
     return_updates : bool, optional
         Return ``(outputs, updates)``, the default; False returns the outputs alone and raises
-        if there are updates.
+        if there are updates. The default is that of `pytensor.scan`.
     checkpoint : int, sequence of int, "sqrt", Levels or Memory, optional
         How a gradient of the loop saves memory by computing steps again: the length of the
         segments between stored states (several lengths nest segments in segments, the longest
@@ -161,7 +175,8 @@ def scan(
     """
     del profile, allow_gc
     check_flags()
-    title = loop_title(read_name(name), _function.get())
+    function = function_called("scan")
+    title = loop_title(read_name(name), function)
     with errors_of(title):
         check_mode(mode)
         go_backwards = read_flag(title, "go_backwards", go_backwards)
@@ -194,9 +209,8 @@ def scan(
         return call_step(fn, [*arguments, *whole], described, title)
 
     rows = read_rows(iterated, steps, go_backwards)
-    builder = LoopBuilder(_function.get(), call, rows, described, name, steps, given, strict)
-    with called_as("scan"):  # by steps that hold loops
-        built = builder.build(newton, truncate_gradient=truncation, checkpoint=schedule)
+    builder = LoopBuilder(function, call, rows, described, name, steps, given, strict)
+    built = builder.build(newton, truncate_gradient=truncation, checkpoint=schedule)
     outputs, updates = built.values, built.shared
     result: Any = outputs
     if not outputs:
@@ -204,9 +218,9 @@ def scan(
     elif len(outputs) == 1 and not return_list:
         result = outputs[0]
     if return_updates:
-        return result, updates
+        return OutputsAndUpdates(result, Updates(updates))
     if updates:
-        carried = "" if _function.get() == "map" else ", or pass these values through outputs_info"
+        carried = "" if function == "map" else ", or pass these values through outputs_info"
         raise ValueError(
             f"{title}: return_updates=False, but the loop updates {list(updates)}; pass "
             f"return_updates=True{carried}"

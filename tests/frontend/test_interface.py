@@ -1,6 +1,8 @@
 """What users call: arguments in all their forms, both return conventions, and the helpers."""
 
+import copy
 import inspect
+import pickle
 
 import numpy as np
 import pytensor
@@ -51,6 +53,18 @@ class TestReturnConventions:
         assert dict(updates) == {}
         outputs, updates = self.build(outputs=2)
         assert len(outputs) == 2
+
+    def test_who_takes_the_pair_for_the_outputs_is_told(self):
+        pair = self.build()
+        assert isinstance(pair, tuple)
+        assert isinstance(pickle.loads(pickle.dumps(pair)).outputs, Variable)
+        for value in (pair, pair[-1], copy.deepcopy(pair)):
+            with pytest.raises(AttributeError, match="return_updates=False"):
+                value.sum()
+        with pytest.raises(TypeError, match="OutputsAndUpdates"):
+            pair**2
+        with pytest.raises(NotImplementedError, match="updates of shared variables"):
+            pt.sum(pair)
 
     def test_outputs_only(self):
         assert isinstance(self.build(return_updates=False), Variable)
@@ -176,6 +190,21 @@ class TestTypesOfStates:
         assert dtype(1.0, single) == "float32"
         assert dtype(1.0, [single, double]) == "float64"
         assert dtype(0) == "int64"
+
+    @pytest.mark.parametrize("initial", [0, pt.constant(0), 0.0])
+    def test_a_number_becomes_a_float_of_the_width_of_the_data(self, initial):
+        single, double, whole = pt.fvector("single"), pt.dscalar("double"), pt.lvector("whole")
+
+        def dtype(rows, step):
+            return scanlib.loop(lambda h, x: (step(h, x), None), initial, rows)[0].dtype
+
+        assert dtype(single, lambda h, x: h + x) == "float32"
+        assert dtype(single, lambda h, x: double * h + x) == "float64"
+        assert dtype(whole, lambda h, x: (h + x) / 2) == "float64"
+        assert dtype(pt.cvector(), lambda h, x: h * x) in ("complex64", "complex128")
+        with pytensor.config.change_flags(floatX="float32"):
+            assert dtype(pt.cvector(), lambda h, x: h * x) == "complex64"
+            assert dtype(whole, lambda h, x: (h + x) / np.float64(2)) == "float64"
 
     def test_a_counter_does_not_overflow(self, fast_mode):
         count, _ = scanlib.scan(lambda n: n + 1, outputs_info=0, n_steps=300)

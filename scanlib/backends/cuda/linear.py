@@ -21,8 +21,10 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from pytensor.configdefaults import config
+from pytensor.graph.op import Op
 
-from scanlib.backends.cuda.launch import Call, Kernels
+from scanlib.backends.cuda.launch import Call, KernelLoop, Kernels
 from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.printer import template
 from scanlib.backends.cuda.row_products import RowProducts
@@ -32,7 +34,7 @@ from scanlib.kernels.printers.c import literal
 from scanlib.kernels.scalars import parts_of
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.errors import LoopError
-from scanlib.ops.lowered.elemwise_scan import Axes
+from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan, Parts
 
 Shape = tuple[int, ...]
@@ -249,6 +251,17 @@ class LinearKernels(Kernels):
 
 
 _kernels = lru_cache(maxsize=256)(LinearKernels)  # written once for each size
+
+
+def kernels_of(op: Op) -> KernelLoop | LinearLoop | None:
+    """Return the kernels of a loop, None if it has none or flags turn them off."""
+    wanted = config.scanlib__cuda and config.scanlib__perform == "auto"
+    try:
+        if wanted and isinstance(op, LinearScan):
+            return LinearLoop(op)
+        return KernelLoop(op) if wanted and isinstance(op, ElemwiseScan) else None
+    except NoCCodeError:
+        return None
 
 
 class LinearLoop:

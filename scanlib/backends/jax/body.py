@@ -34,11 +34,6 @@ def body_function(body: FrozenFunctionGraph) -> Callable[..., tuple]:
     return jax_funcify(_rewritten(thaw_graph(body)))
 
 
-def step_function(op: Scan, node: Apply) -> Callable[..., tuple]:
-    """Return the JAX function of one step of a loop."""
-    return jax_funcify(prepared_body(op, node))
-
-
 def prepared_body(op: Scan, node: Apply) -> FunctionGraph:
     """Return the body of a loop after PyTensor's JAX rewrites.
 

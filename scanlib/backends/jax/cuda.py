@@ -18,12 +18,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 from pytensor.tensor.type import TensorType
 
 from scanlib.backends.cuda.launch import Geometry, KernelLoop, Kernels
-from scanlib.backends.cuda.linear import LinearLoop
+from scanlib.backends.cuda.linear import LinearLoop, kernels_of
 from scanlib.backends.cuda.nvidia import (
     LIBRARY,
     KernelCompileError,
@@ -36,8 +35,6 @@ from scanlib.backends.jax.kernels import arrays_of
 from scanlib.backends.jax.mesh_axes import varying
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.execution import LoopOp
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.linear_scan import LinearScan
 
 TARGET = "scanlib_cuda_loop"
 PROCESSORS = 132  # of a device that is not there when JAX compiles for it
@@ -45,22 +42,9 @@ PROCESSORS = 132  # of a device that is not there when JAX compiles for it
 
 def kernels_for(op: LoopOp, node: Apply) -> KernelLoop | LinearLoop | None:
     """Return the kernels of a loop, None if it has none or they are not wanted."""
-    if not isinstance(op, ElemwiseScan | LinearScan) or not _are_wanted(node):
-        return None
-    try:
-        if isinstance(op, LinearScan):
-            return LinearLoop(op)
-        kernels = KernelLoop(op)
-    except NoCCodeError:
-        return None
-    return kernels if _are_ready(kernels) else None
-
-
-def _are_wanted(node: Apply) -> bool:
-    """Whether the flags allow kernels, and everything is an array."""
-    if not config.scanlib__cuda or config.scanlib__perform != "auto":
-        return False
-    return all(isinstance(variable.type, TensorType) for variable in arrays_of(node))
+    are_arrays = all(isinstance(variable.type, TensorType) for variable in arrays_of(node))
+    kernels = kernels_of(op) if are_arrays else None
+    return kernels if isinstance(kernels, LinearLoop) or (kernels and _are_ready(kernels)) else None
 
 
 def _are_ready(kernels: KernelLoop | Kernels) -> bool:

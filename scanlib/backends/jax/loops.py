@@ -22,8 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from pytensor.graph.basic import Apply
+from pytensor.link.jax.dispatch.basic import jax_funcify
 
-from scanlib.backends.jax.body import array_of, step_function
+from scanlib.backends.jax.body import array_of, prepared_body
 from scanlib.backends.jax.bounded import (
     Bounded,
     Length,
@@ -110,7 +111,7 @@ class JAXLoop:
     def function(self) -> Callable[..., tuple]:
         """One step: the body as a function of JAX arrays."""
         with jax.ensure_compile_time_eval():  # its constants are for every program that calls it
-            return step_function(self.op, self.node)
+            return jax_funcify(prepared_body(self.op, self.node))
 
     def __call__(self, *inputs: Any) -> list[Any]:
         signature = self.signature

@@ -13,7 +13,7 @@ import torch
 from pytensor.configdefaults import config
 
 from scanlib.backends.cuda.launch import Call, KernelLoop, launch
-from scanlib.backends.cuda.linear import LinearLoop
+from scanlib.backends.cuda.linear import LinearLoop, kernels_of
 from scanlib.backends.cuda.nvidia import (
     Driver,
     DriverError,
@@ -23,8 +23,7 @@ from scanlib.backends.cuda.nvidia import (
 )
 from scanlib.backends.torch.operator import Run, torch_dtype
 from scanlib.ops.c_linker import NoCCodeError
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.execution import LoopOp
 
 ALIGNED = 256  # bytes
 MOST_BYTES = 1 << 30  # of the rows that a loop may write until its condition holds
@@ -57,10 +56,10 @@ class CudaRunner:
 
     Parameters
     ----------
-    op : ElemwiseScan or LinearScan
+    op : LoopOp
     """
 
-    def __init__(self, op: ElemwiseScan | LinearScan) -> None:
+    def __init__(self, op: LoopOp) -> None:
         self.op = op
         self.first = int(op.has_n_steps)  # of the arguments that are arrays
         self.works = True
@@ -68,10 +67,7 @@ class CudaRunner:
     @cached_property
     def loop(self) -> KernelLoop | LinearLoop | None:
         """The kernels, None if there are none."""
-        try:
-            return (LinearLoop if isinstance(self.op, LinearScan) else KernelLoop)(self.op)
-        except NoCCodeError:
-            return None
+        return kernels_of(self.op)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Return the results; None where the Op has no kernel, or it cannot be compiled."""
@@ -138,11 +134,9 @@ def _converted(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     return tensor.to(torch_dtype(dtype))
 
 
-def with_kernels(op: object, portable: Run) -> Run:
+def with_kernels(op: LoopOp, portable: Run) -> Run:
     """Return the function of tensors on a device: kernels on CUDA tensors, else `portable`."""
-    if not isinstance(op, ElemwiseScan | LinearScan) or not config.scanlib__cuda:
-        return portable
-    if config.scanlib__perform != "auto":
+    if not config.scanlib__cuda or config.scanlib__perform != "auto":
         return portable
     kernels = CudaRunner(op)
 

@@ -23,6 +23,7 @@ if not pytensor.config.cxx:
 
 from scanlib.backends import torch as _  # noqa: E402, F401
 from scanlib.backends.cuda import launch as launching  # noqa: E402
+from scanlib.backends.cuda.linear import kernels_of  # noqa: E402
 from scanlib.backends.cuda.nvidia import NoCompilerError  # noqa: E402
 from scanlib.backends.torch import cuda, loops  # noqa: E402
 from tests.backends.cuda.test_cuda_kernels import channels, values_of_channels  # noqa: E402
@@ -176,9 +177,9 @@ def test_a_loop_without_a_kernel_is_written_once(torch_on_device, monkeypatch):
 
     def kernels(op):
         asked.append(op)
-        return launching.KernelLoop(op)
+        return kernels_of(op)
 
-    monkeypatch.setattr(cuda, "KernelLoop", kernels)
+    monkeypatch.setattr(cuda, "kernels_of", kernels)
     x, start = pt.dvectors("x", "start")
     h = scanlib.scan(
         lambda x, h: x + h / 2, [x], {"initial": start, "taps": [-9]}, return_updates=False
