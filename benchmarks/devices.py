@@ -3,8 +3,9 @@
 ``python -m benchmarks.devices`` prints, for T steps of C channels whose time axis is cut over D
 devices that a CPU stands for: the rows of time that the arrays of one device have, the collective
 operations of the forward pass and of value and gradient, how many numbers the largest of them
-moves, and times. ``--scaling`` does so for scanlib's loop on 1, 2, 4 and 8 devices: each is one
-thread, so that as many cores show what as many devices do.
+moves, and times. ``--tile ROWS`` compares with fixed tiles. ``--scaling`` does so for scanlib's
+loop on 1, 2, 4 and 8 devices: each is one thread, so that as many cores show what as many devices
+do.
 
 Times are medians of calls that take turns in one process.
 """
@@ -63,7 +64,7 @@ def timed(functions: dict[Any, Callable[[], Any]]) -> dict[Any, float]:
     return {name: median(values) for name, values in samples.items()}
 
 
-def variants(steps: int, channels: int, devices: int, alone: bool) -> Any:
+def variants(steps: int, channels: int, devices: int, tile: int | None, alone: bool) -> Any:
     """Return functions of value and of value and gradient, by name, and their arguments."""
     import jax
     import jax.numpy as jnp
@@ -84,6 +85,10 @@ def variants(steps: int, channels: int, devices: int, alone: bool) -> Any:
     )
     gradients = pytensor.grad((h**2).sum(), [x, a])
     specs = [P("time"), P()]
+    options: dict[str, Any] = {"mesh": mesh}
+    ours = {"scanlib.shard": options}
+    if tile:
+        ours[f"scanlib.shard, tile={tile}"] = options | {"tile": tile}
 
     def compose(earlier: Any, later: Any) -> Any:
         return earlier[0] * later[0], later[0] * earlier[1] + later[1]
@@ -108,20 +113,24 @@ def variants(steps: int, channels: int, devices: int, alone: bool) -> Any:
             (rng.normal(size=(steps, channels)), rng.uniform(-1, 1, channels)), specs, strict=True
         )
     ]
-    outputs = ([h], [h, *gradients])
-    ours: Any = tuple(scanlib.shard(([x, a], some), specs, mesh=mesh) for some in outputs)
-    found = {"scanlib.shard": ours}
-    if not alone:
+    found: dict[str, Any] = {
+        name: (
+            scanlib.shard(([x, a], [h]), specs, **chosen),
+            scanlib.shard(([x, a], [h, *gradients]), specs, **chosen),
+        )
+        for name, chosen in ours.items()
+    }
+    if not tile and not alone:
         found["lax.associative_scan"] = tree, with_gradient(tree)
         found["lax.scan"] = walk, with_gradient(walk)
     return found, arguments
 
 
-def report(steps: int, channels: int, devices: int, alone: bool) -> None:
+def report(steps: int, channels: int, devices: int, tile: int | None, alone: bool) -> None:
     """Print a table, as Markdown."""
     import jax
 
-    found, arguments = variants(steps, channels, devices, alone)
+    found, arguments = variants(steps, channels, devices, tile, alone)
 
     def run(function: Any) -> Any:
         return jax.block_until_ready(function(*arguments))
@@ -150,6 +159,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4096)
     parser.add_argument("--channels", type=int, default=8)
     parser.add_argument("--devices", type=int, default=4)
+    parser.add_argument("--tile", type=int, help="compare with tiles of so many rows")
     parser.add_argument("--scaling", action="store_true", help="1 to 8 devices, one thread each")
     parser.add_argument("--alone", action="store_true", help="without JAX's own scans")
     given = parser.parse_args()
@@ -163,7 +173,7 @@ def main() -> None:
     import jax
 
     jax.config.update("jax_num_cpu_devices", given.devices)
-    report(given.steps, given.channels, given.devices, given.alone)
+    report(given.steps, given.channels, given.devices, given.tile, given.alone)
 
 
 if __name__ == "__main__":

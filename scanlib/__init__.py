@@ -20,8 +20,6 @@ from scanlib.frontend.direct_functions import (
     cummax,
     cummin,
     discounted_cumsum,
-    discounted_cumsum_left,
-    discounted_cumsum_right,
     linear_scan,
     pscan,
 )
@@ -58,8 +56,6 @@ __all__ = [
     "cummin",
     "disable",
     "discounted_cumsum",
-    "discounted_cumsum_left",
-    "discounted_cumsum_right",
     "enable",
     "enabled",
     "explain",

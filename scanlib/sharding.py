@@ -18,6 +18,8 @@ def shard(
     *,
     time: str = "time",
     mesh: Any = None,
+    tile: int | None = None,
+    in_turn: bool = False,
 ) -> ShardedFunction:
     """Cut a function over the devices of a JAX mesh, along time as well as along channels.
 
@@ -38,6 +40,12 @@ def shard(
         The axis of the mesh that carries time.
     mesh : jax.sharding.Mesh, optional
         Else that of `jax.set_mesh`. Axes other than `time` must be `AxisType.Auto`.
+    tile : int, optional
+        Cut time into tiles of so many rows, whatever the number of devices: loops then give the
+        same bits on any number of them. Summaries of all tiles are exchanged.
+    in_turn : bool, optional
+        Let devices wait for one another in loops whose steps do not compose, instead of an error.
+        Each walks its piece again until the state that it starts from has come through.
 
     Returns
     -------
@@ -73,4 +81,4 @@ def shard(
     if not isinstance(function, Function):
         inputs, outputs = function
         function = pytensor.function(inputs, outputs, mode="JAX", on_unused_input="ignore")
-    return ShardedFunction(function, in_specs, time, mesh)
+    return ShardedFunction(function, in_specs, time, mesh, tile, in_turn)

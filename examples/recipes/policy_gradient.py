@@ -2,8 +2,8 @@
 
 A walker in a corridor steps left or right until it finds the exit at the right end, or time is up;
 every step costs one. Both methods need discounted sums of what is to come, over a batch of episodes
-with different ends: one call of ``discounted_cumsum_right``, with a discount of zero where an
-episode ends. Episodes are simulated, with a fixed seed.
+with different ends: one call of ``discounted_cumsum``, with a discount of zero where an episode
+ends. Episodes are simulated, with a fixed seed.
 
 Sources: R. Williams, "Simple statistical gradient-following algorithms for connectionist
 reinforcement learning", Machine Learning 8, 1992; J. Schulman et al., "High-dimensional continuous
@@ -31,7 +31,7 @@ def discounted_returns(
     rewards: TensorVariable, going_on: TensorVariable, gamma: float = GAMMA
 ) -> TensorVariable:
     """Discounted rewards from each step on; ``going_on`` is zero at the last step of an episode."""
-    return scanlib.discounted_cumsum_right(rewards, gamma * going_on)
+    return scanlib.discounted_cumsum(rewards, gamma * going_on, reverse=True)
 
 
 def advantages(
@@ -43,7 +43,7 @@ def advantages(
 ) -> TensorVariable:
     """Generalized advantages; ``values`` has one more column than ``rewards``."""
     errors = rewards + gamma * going_on * values[:, 1:] - values[:, :-1]
-    return scanlib.discounted_cumsum_right(errors, gamma * lam * going_on)
+    return scanlib.discounted_cumsum(errors, gamma * lam * going_on, reverse=True)
 
 
 def losses(critic: bool) -> tuple[list[TensorVariable], list[TensorVariable]]:

@@ -32,23 +32,23 @@ class Part:
     shape : tuple of (int or None), or None
         The shape of one row (of the whole for a non-sequence), None for a size that is not known
         before the function runs; None for what is no tensor.
-    taps : tuple of int
-        For a state whose values are stored, which past values a step reads.
     stored : str or None
         What of it outlives a step: "history" (all rows), "last rows", "last value", "rows" (an
         output). None for inputs.
     recurrence : str or None
         For a state, its recurrence class, "sum over time", or "no recurrence". None if it is of
         no class, or the loop is not elementwise.
+    taps : tuple of int
+        For a state whose values are stored, which past values a step reads.
     """
 
     role: str
     name: str
     dtype: str
     shape: tuple[int | None, ...] | None
-    taps: tuple[int, ...] = ()
     stored: str | None = None
     recurrence: str | None = None
+    taps: tuple[int, ...] = ()
 
     def row_bytes(self) -> int | None:
         """Return the bytes of one row, None if not known; 0 for what is no tensor."""

@@ -31,7 +31,7 @@ from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.execution import compiled_body
 from scanlib.ops.graph import is_numeric, is_tensor
 from scanlib.ops.linker_features import data_in
-from scanlib.ops.loop import Loop
+from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.lowered.associative_scan import AssociativeScan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
@@ -62,90 +62,46 @@ _RECURRENCES = {
 }
 
 Found = tuple[Apply, LoopExplanation]
+# Recurrence classes of all states, then of all carries, and what else an explanation holds.
+Report = tuple[Sequence[str | None], dict[str, Any]]
 
 
 def explain_nodes(nodes: Iterable[Apply], setting: Setting) -> list[Found]:
     """Return the loops among nodes, and among the inner graphs of other Ops, in their order."""
     found: list[Found] = []
     for node in nodes:
-        for kind, explain_node in _KINDS:
-            if isinstance(node.op, kind):
-                found.append((node, explain_node(node, setting)))
-                break
-        else:
-            if is_legacy_scan(node.op):
-                found.append((node, _legacy(node, setting)))
-            elif isinstance(node.op, HasInnerGraph):
-                where = [*filter(None, [setting.inside]), str(node.op).split("{")[0]]
-                within = replace(setting, inside=" > ".join(where)).of(node.op.fgraph)
-                found += explain_nodes(node.op.fgraph.toposort(), within)
+        if isinstance(node.op, tuple(_KINDS)):
+            found.append((node, _explain(node, setting)))
+        elif is_legacy_scan(node.op):
+            found.append((node, _legacy(node, setting)))
+        elif isinstance(node.op, HasInnerGraph):
+            where = [*filter(None, [setting.inside]), str(node.op).split("{")[0]]
+            within = replace(setting, inside=" > ".join(where)).of(node.op.fgraph)
+            found += explain_nodes(node.op.fgraph.toposort(), within)
     return found
 
 
-def _elementwise(node: Apply, setting: Setting) -> LoopExplanation:
-    op: ElemwiseScan = node.op
-    loop = Loop.from_op(op.scan, node.inputs)
+def _explain(node: Apply, setting: Setting) -> LoopExplanation:
+    """Return the explanation of a loop, canonical or lowered."""
+    scan: Scan = getattr(node.op, "scan", node.op)
+    loop = Loop.from_op(scan, node.inputs)
+    if isinstance(node.op, LinearScan):  # it calls its parts by their roles
+        parts: list[Any] = [*loop.sequences, *loop.states, *loop.non_sequences]
+        for part in parts:
+            part.name = None
     name_parts(loop)
-    graph = thaw_graph(op.body)
-    analysis = analyse(ScalarLoop(loop, graph.inputs, graph.outputs, op.layout))
-    names = [part.name for part in loop.states] + [part.name for part in loop.carries]
-    titles = [titled("state", name) for name in names]
-    obstacles = [
-        Obstacle(title, note)
-        for title, note, recurrence in zip(titles, analysis.notes, analysis.families, strict=True)
-        if recurrence is None
-    ]
-    chosen = schedule(op)
-    if chosen == "steps" and loop.stop is not None:
-        obstacles.append(Obstacle("`until`", "steps after the last one must not be computed"))
-    threads, shares = (1, None) if setting.runs(node)[1] else _threads(op, chosen)
-    grade = _grade_elementwise(op, chosen, analysis.families, titles)
+    kind, explain = next(pair for pair in _KINDS.items() if isinstance(node.op, pair[0]))
+    recurrences, found = explain(node, loop, setting)
     return LoopExplanation(
-        op="ElemwiseScan",
-        work="elementwise arithmetic",
-        parts=_parts(loop, analysis.families),
-        obstacles=tuple(obstacles),
-        threads=threads,
-        shares=shares,
-        step=step_formulas(loop),
-        **setting.running(node, SCHEDULES[chosen], grade),
-        **_common(op.scan, node, setting),
-    )
-
-
-def _scan(node: Apply, setting: Setting) -> LoopExplanation:
-    op: Scan = node.op
-    loop = Loop.from_node(node)
-    name_parts(loop)
-    recurrences: list[str | None] = [None] * len(loop.states)
-    recurrences += ["sum over time" if is_sum else None for is_sum in sum_carries(loop)]
-    obstacles, nouns = obstacles_of(node)
-    inner = tuple(_inner_loops(node, setting, compiled=not setting.runs(node)[1]))
-    order = "one function for the loop, operation by operation in each step"
-    running = setting.running(node, order, _grade_general(obstacles, nouns))
-    if is_newton(op):
-        running |= _grade_newton(constant_integer(loop.n_steps))
-        obstacles, nouns = [], ["one Newton iteration for all steps"]
-    return LoopExplanation(
-        op="Scan",
-        work=listed(nouns, 3) if nouns else "array operations",
+        op=kind.__name__,
+        steps=replace(scan.steps_of(node), may_stop=False).known(),
+        until=loop.stop is not None,
+        reverse=loop.reverse,
         parts=_parts(loop, recurrences),
-        obstacles=tuple(obstacles),
-        inner=inner,
         step=step_formulas(loop),
-        **running,
-        **_common(op, node, setting),
+        **_named(loop.name, setting),
+        **found,
     )
-
-
-def _common(op: Scan, node: Apply, setting: Setting) -> dict[str, Any]:
-    """Return what a canonical loop and a lowered one have in common."""
-    return {
-        "steps": replace(op.steps_of(node), may_stop=False).known(),
-        "until": op.signature.has_stop,
-        "reverse": op.signature.reverse,
-        **_named(op.name, setting),
-    }
 
 
 def _named(name: str | None, setting: Setting) -> dict[str, Any]:
@@ -155,7 +111,43 @@ def _named(name: str | None, setting: Setting) -> dict[str, Any]:
     return {"name": name, "gradient": gradient, "inside": setting.inside}
 
 
-def _inner_loops(node: Apply, setting: Setting, compiled: bool) -> list[LoopExplanation]:
+def _elementwise(node: Apply, loop: Loop, setting: Setting) -> Report:
+    op: ElemwiseScan = node.op
+    graph = thaw_graph(op.body)
+    analysis = analyse(ScalarLoop(loop, graph.inputs, graph.outputs, op.layout))
+    parts: list[State | Carry] = [*loop.states, *loop.carries]
+    notes = {
+        titled("state", part.name): note
+        for part, note, family in zip(parts, analysis.notes, analysis.families, strict=True)
+        if family is None
+    }
+    grade = _grade_elementwise(op, analysis.families, list(notes))
+    obstacles = [Obstacle(*pair) for pair in notes.items()]
+    chosen = schedule(op)
+    if chosen == "steps" and loop.stop is not None:
+        obstacles.append(Obstacle("`until`", "steps after the last one must not be computed"))
+    running = setting.running(node, SCHEDULES[chosen], grade)
+    if not setting.runs(node)[1]:
+        running |= _threads(op, chosen)
+    found = {"work": "elementwise arithmetic", "obstacles": tuple(obstacles), **running}
+    return analysis.families, found
+
+
+def _scan(node: Apply, loop: Loop, setting: Setting) -> Report:
+    recurrences: list[str | None] = [None] * len(loop.states)
+    recurrences += ["sum over time" if is_sum else None for is_sum in sum_carries(loop)]
+    obstacles, nouns = obstacles_of(node)
+    order = "one function for the loop, operation by operation in each step"
+    running = setting.running(node, order, _grade_general(obstacles, nouns))
+    if is_newton(node.op):
+        running |= _grade_newton(constant_integer(loop.n_steps))
+        obstacles, nouns = [], ["one Newton iteration for all steps"]
+    work = listed(nouns, 3) if nouns else "array operations"
+    inner = tuple(_inner_loops(node, setting))
+    return recurrences, {"work": work, "obstacles": tuple(obstacles), "inner": inner, **running}
+
+
+def _inner_loops(node: Apply, setting: Setting) -> list[LoopExplanation]:
     """Return the loops inside a step, as they are when the body is compiled."""
     op: Scan = node.op
     found = explain_nodes(op.body.toposort(), setting)
@@ -164,47 +156,25 @@ def _inner_loops(node: Apply, setting: Setting, compiled: bool) -> list[LoopExpl
 
         body = prepared_body(op, node)
         found = explain_nodes(body.toposort(), setting.of(body, data_in(body)))
-    elif found and compiled:
+    elif found and not setting.runs(node)[1]:
         found = explain_nodes(compiled_body(op).toposort(), setting)
     return [loop for _, loop in found]
 
 
-def _linear(node: Apply, setting: Setting) -> LoopExplanation:
+def _linear(node: Apply, loop: Loop, setting: Setting) -> Report:
     op: LinearScan = node.op
-    loop = Loop.from_op(op.scan, node.inputs)
-    parts: list[Any] = [*loop.sequences, *loop.states, *loop.non_sequences]
-    for part in parts:
-        part.name = None  # in the loop it is called by its role
-    name_parts(loop)
-    return LoopExplanation(
-        op="LinearScan",
-        work="a matrix times the state" + " (a vector)" * op.vector,
-        parts=_parts(loop, [_RECURRENCES[op.semiring]]),
-        step=step_formulas(loop),
-        **setting.running(
-            node, "a kernel for matrix recurrences", _grade_linear(op.coefficient == "steps")
-        ),
-        **_common(op.scan, node, setting),
-    )
+    matrix = "a matrix for each step" if op.coefficient == "steps" else "one matrix for all steps"
+    why = f"the next state is linear in the state, with {matrix}: one kernel runs all steps"
+    running = setting.running(node, "a kernel for matrix recurrences", verdict(FUSED, why))
+    work = "a matrix times the state" + " (a vector)" * op.vector
+    return [_RECURRENCES[op.semiring]], {"work": work, **running}
 
 
-def _associative(node: Apply, setting: Setting) -> LoopExplanation:
-    """Return the explanation of rows that are combined in a tree."""
-    op: AssociativeScan = node.op
-    loop = Loop.from_op(op.scan, node.inputs)
-    name_parts(loop)
-    return LoopExplanation(
-        op="AssociativeScan",
-        work="an associative function of two rows",
-        schedule=setting.other_schedule(),
-        runs=setting.runs(node)[0],
-        **verdict(
-            PARALLEL, "the function is promised to be associative, so rows combine in a tree"
-        ),
-        parts=_parts(loop, [None] * len(loop.states)),
-        step=step_formulas(loop),
-        **_common(op.scan, node, setting),
-    )
+def _associative(node: Apply, loop: Loop, setting: Setting) -> Report:
+    why = "the function is promised to be associative, so rows combine in a tree"
+    running = verdict(PARALLEL, why) | {"schedule": setting.other_schedule()}
+    running |= {"work": "an associative function of two rows", "runs": setting.runs(node)[0]}
+    return [None] * len(loop.states), running
 
 
 def _legacy(node: Apply, setting: Setting) -> LoopExplanation:
@@ -227,13 +197,13 @@ def _legacy(node: Apply, setting: Setting) -> LoopExplanation:
     )
 
 
-# What explains nodes of an Op; the first that fits.
-_KINDS: tuple[tuple[type[Op], Callable[[Apply, Setting], LoopExplanation]], ...] = (
-    (ElemwiseScan, _elementwise),
-    (Scan, _scan),
-    (LinearScan, _linear),
-    (AssociativeScan, _associative),
-)
+# What reports on nodes of an Op, with names in their loop.
+_KINDS: dict[type[Op], Callable[[Apply, Loop, Setting], Report]] = {
+    ElemwiseScan: _elementwise,
+    Scan: _scan,
+    LinearScan: _linear,
+    AssociativeScan: _associative,
+}
 
 
 # Parts
@@ -244,59 +214,33 @@ def _parts(loop: Loop, recurrences: Sequence[str | None]) -> tuple[Part, ...]:
 
     `recurrences` has one entry for every state, then for every carry.
     """
-    found = [_part("sequence", s.name, s.row, _row(s.outer)) for s in loop.sequences]
     own = iter(recurrences)
+    found = [_part("sequence", part, part.outer, 1) for part in loop.sequences]
     for state in loop.states:
-        tap = next(iter(state.taps.values()))
-        stored = "last rows" if state.untraced else "history"
-        part = _part("state", state.name, tap, _row(state.initial), stored, next(own))
-        found.append(replace(part, taps=tuple(sorted(state.taps))))
+        stored, taps = "last rows" if state.untraced else "history", tuple(sorted(state.taps))
+        found.append(_part("state", state, state.initial, 1, stored, next(own), taps))
     for carry in loop.carries:
-        shape = getattr(carry.initial.type, "shape", None)
-        found.append(_part("state", carry.name, carry.value, shape, "last value", next(own)))
-    for item in loop.non_sequences:
-        shape = getattr(item.outer.type, "shape", None)
-        found.append(_part("non-sequence", item.name, item.inner, shape))
-    found += [_part("output", o.name, o.value, stored="rows") for o in loop.outputs]
+        found.append(_part("state", carry, carry.initial, 0, "last value", next(own)))
+    found += [_part("non-sequence", part, part.outer, 0) for part in loop.non_sequences]
+    found += [_part("output", part, part.value, 0, "rows") for part in loop.outputs]
     return tuple(found)
 
 
-def _row(variable: Variable) -> tuple[int | None, ...]:
-    """Return the static shape of one row of a stacked variable."""
-    return tuple(variable.type.shape[1:])
-
-
-def _part(
-    role: str,
-    name: str | None,
-    variable: Variable,
-    shape: tuple[int | None, ...] | None = None,
-    stored: str | None = None,
-    recurrence: str | None = None,
-) -> Part:
-    """Return a part; `variable` has its dtype (or its type, where that is no tensor).
-
-    A size is known where its own type or `shape` tells it.
-    """
+def _part(role: str, part: Any, variable: Variable, lead: int, *others: Any) -> Part:
+    """Return a part of a loop; a row of it is what `lead` axes leave of a variable."""
+    shape = tuple(variable.type.shape[lead:]) if is_tensor(variable) else None
     dtype = variable.type.dtype if is_numeric(variable) else type(variable.type).__name__
-    sizes = None
-    if is_tensor(variable):
-        own = variable.type.shape
-        given = shape if shape is not None and len(shape) == len(own) else own
-        sizes = tuple(a if a is not None else b for a, b in zip(own, given, strict=True))
-    return Part(role, name or role, dtype, sizes, (), stored, recurrence)
+    return Part(role, part.name or role, dtype, shape, *others)
 
 
 # How good what runs is, why it is no better, and what the author of the loop can do
 
 
 def _grade_elementwise(
-    op: ElemwiseScan,
-    chosen: str,
-    recurrences: Sequence[str | None],
-    titles: Sequence[str],
+    op: ElemwiseScan, recurrences: Sequence[str | None], of_no_class: list[str]
 ) -> dict[str, Any]:
-    """Return the verdict on an elementwise loop; `chosen` is its schedule."""
+    """Return the verdict on an elementwise loop; some states are of no recurrence class."""
+    chosen = schedule(op)
     known = [name for name in dict.fromkeys(recurrences) if name and name != "no recurrence"]
     known = [name for name in known if name != "sum over time" or len(known) == 1] or ["none"]
     combined = (
@@ -312,11 +256,10 @@ def _grade_elementwise(
         return verdict(
             FUSED, "each step computes all columns of a row at once, without temporaries"
         )
-    open_ = [title for title, own in zip(titles, recurrences, strict=True) if own is None]
     if op.signature.has_stop:
         why = "`until` may end the loop after any step, so steps run one at a time"
-    elif open_:
-        why = f"steps of {listed(open_)} cannot be combined, so they run in order"
+    elif of_no_class:
+        why = f"steps of {listed(of_no_class)} cannot be combined, so they run in order"
     else:
         why = "a row is one number, and what combines over steps is at most a sum"
     return verdict(FUSED, f"{why}, with all values in registers")
@@ -333,13 +276,6 @@ def _grade_general(obstacles: Sequence[Obstacle], nouns: Sequence[str]) -> dict[
         return verdict(IN_ORDER, str(obstacles[0]), action)
     why = f"each step does {listed(list(nouns), 3)} with the result of the step before"
     return verdict(IN_ORDER, why, action)
-
-
-def _grade_linear(timed: bool) -> dict[str, Any]:
-    """Return the verdict on a matrix recurrence; `timed` says whether each step has a matrix."""
-    matrix = "a matrix for each step" if timed else "one matrix for all steps"
-    why = f"the next state is linear in the state, with {matrix}: one kernel runs all steps"
-    return verdict(FUSED, why)
 
 
 def _grade_legacy(reason: str | None) -> dict[str, Any]:
@@ -364,23 +300,22 @@ def _grade_newton(most: int | None) -> dict[str, Any]:
     )
 
 
-def _threads(op: ElemwiseScan, chosen: str) -> tuple[int, str | None]:
+def _threads(op: ElemwiseScan, chosen: str) -> dict[str, Any]:
     """Return how many threads a loop may use, and the share of each where there are several.
 
     `chosen` is the schedule of the compiled code; see `scanlib.schedules.selection.schedule`.
     """
     threads = wanted_threads()
-    if threads == 1:
-        return 1, None
-    if chosen in ("channels", "by width") and can_slice(op):
-        least = config.scanlib__parallel_channels
-        return threads, (
-            f"each for some of the channels: {least:,} channels times steps, and "
-            f"{least_row(op):,} channels, at least"
+    if threads > 1 and chosen in ("channels", "by width") and can_slice(op):
+        shares = (
+            f"each for some of the channels: {config.scanlib__parallel_channels:,} channels times "
+            f"steps, and {least_row(op):,} channels, at least"
         )
-    if chosen != "blocks" or not can_chunk(op):
-        return 1, None
-    return threads, (
-        f"each for some of the steps, {config.scanlib__parallel_steps:,} at least, if coefficients "
-        "decay: a few steps before give a thread its first value"
-    )
+    elif threads > 1 and chosen == "blocks" and can_chunk(op):
+        shares = (
+            f"each for some of the steps, {config.scanlib__parallel_steps:,} at least, if "
+            "coefficients decay: a few steps before give a thread its first value"
+        )
+    else:
+        return {}
+    return {"threads": threads, "shares": shares}

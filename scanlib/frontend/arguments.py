@@ -104,9 +104,9 @@ class OutputArgument:
 
     `initial` is None for an output that no step reads. For a tensor state it holds the
     initial rows, shape (K, …), with K the farthest tap. `tap_type` is the type in which the
-    step reads them, where it is wider than that of the initial rows. A weak initial
-    value, an integer without a dtype that means something, takes the dtype of what the step
-    returns, and int64 where that is an integer.
+    step reads them, where it is wider than that of the initial rows. `weak_float` is the dtype
+    that an initial value takes which is an integer without a dtype that means something, where the
+    step returns floats; None for other values.
     """
 
     initial: Variable | None
@@ -114,7 +114,7 @@ class OutputArgument:
     name: str | None
     argument: str
     tap_type: TensorType | None = None
-    is_weak: bool = False
+    weak_float: str | None = None
 
     @property
     def is_carry(self) -> bool:
@@ -218,7 +218,7 @@ def read_initials(
         if isinstance(initial, float):
             initial = pt.constant(initial, dtype=float_dtype)
         output = _read_output({**entry, "initial": initial}, argument)
-        output.is_weak = is_plain_integer(entry.get("initial"))
+        output.weak_float = float_dtype if is_plain_integer(entry.get("initial")) else None
         result.append(output)
     return result
 

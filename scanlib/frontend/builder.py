@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +38,25 @@ from scanlib.ops.messages import loop_title
 from scanlib.ops.shapes import output_row_shapes
 
 MAX_TRACES = 8
+_called: ContextVar[str | None] = ContextVar("called", default=None)
+
+
+@contextmanager
+def called_as(function: str | None) -> Iterator[None]:
+    """Have messages begin with the function that the user has called, in place of `scan` or `loop`.
+
+    Loops that a step holds are none of it.
+    """
+    token = _called.set(function)
+    try:
+        yield
+    finally:
+        _called.reset(token)
+
+
+def function_called(own: str) -> str:
+    """Return the function that the user has called for a loop that `own` builds."""
+    return _called.get() or own
 
 
 @dataclass
@@ -108,7 +129,8 @@ class LoopBuilder:
     def trace(self) -> Trace:
         """Call the step function until the types of all states are stable."""
         for _ in range(MAX_TRACES):
-            trace = self.trace_once()
+            with called_as(None):
+                trace = self.trace_once()
             if not self.adapt_states(trace):
                 return trace
         raise TypeError(
@@ -163,7 +185,7 @@ class LoopBuilder:
             tap_type = output.read_type()
             before = "starts as" if output.tap_type is None else "has become"
             where = f"{title} {before}"
-            wanted = wanted_type(tap_type, state.next, where, output.is_weak, weak_integers)
+            wanted = wanted_type(tap_type, state.next, where, output.weak_float, weak_integers)
             if wanted == next(iter(state.taps.values())).type:
                 continue
             changed = True

@@ -24,8 +24,7 @@ time axis of its trace back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,17 +33,15 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Variable
 from pytensor.scalar import upcast
 
-from scanlib.frontend.arguments import (
-    OutputArgument,
-    SequenceArgument,
-    known_to_differ,
-    read_axis,
-)
-from scanlib.frontend.builder import Built, LoopBuilder, name_result
-from scanlib.frontend.step_function import StepResult
+from scanlib.frontend.arguments import read_axis
+from scanlib.frontend.builder import called_as, name_result
+from scanlib.frontend.lags import lags
+from scanlib.frontend.loop_function import loop
 from scanlib.frontend.values import as_tensor, read_flag
 from scanlib.ops.logaddexp import logaddexp
 
+Arguments = dict[str, Variable]
+Shapes = dict[str, tuple[int | None, ...]]
 OPTIONAL = ("init", "zi")
 KINDS = {"b": "bool", "i": "integer", "u": "integer", "f": "float", "c": "complex"}
 
@@ -121,21 +118,10 @@ def _check_kind(variable: Variable, kinds: str, where: str) -> None:
 # Time axes
 
 
-@dataclass
-class Argument:
-    """An argument of a recurrence, its time axis in front if it has one."""
-
-    name: str
-    value: Variable
-    timed: bool
-
-    def row_shape(self) -> tuple[int | None, ...]:
-        """Return the static shape of a row."""
-        return self.value.type.shape[int(self.timed) :]
-
-
-def read_arguments(given: dict[str, tuple[Variable, int]], leading: int, axis: int) -> list:
-    """Return the arguments of a recurrence with the time axis in front.
+def read_arguments(
+    given: dict[str, tuple[Variable, int]], leading: int, axis: int
+) -> tuple[Arguments, Arguments]:
+    """Return arguments with a row for each step, the time axis in front, and the others.
 
     Parameters
     ----------
@@ -146,31 +132,26 @@ def read_arguments(given: dict[str, tuple[Variable, int]], leading: int, axis: i
     axis : int
         Which of them is.
     """
-    full = {name: v.type.ndim - core == leading for name, (v, core) in given.items()}
-    lengths = [v.type.shape[axis] for name, (v, _) in given.items() if full[name]]
-    one_step = all(length == 1 for length in lengths)
-    arguments = []
+    full = {name: v for name, (v, core) in given.items() if v.type.ndim - core == leading}
+    one_step = all(v.type.shape[axis] == 1 for v in full.values())
+    timed, fixed = {}, {}
     for name, (variable, _) in given.items():
-        timed = full[name] and (one_step or variable.type.shape[axis] != 1)
-        if timed:
-            variable = pt.moveaxis(variable, axis, 0) if axis else variable
-        elif full[name]:
-            variable = variable.squeeze(axis)
-        arguments.append(Argument(name, variable, timed))
-    return arguments
+        if name not in full:
+            fixed[name] = variable
+        elif one_step or variable.type.shape[axis] != 1:
+            timed[name] = pt.moveaxis(variable, axis, 0) if axis else variable
+        else:
+            fixed[name] = variable.squeeze(axis)
+    return timed, fixed
 
 
-def check_lengths(function: str, arguments: Sequence[Argument]) -> None:
-    """Raise if two arguments have lengths that are known to differ."""
-    known = known_to_differ((a.name, a.value.type.shape[0]) for a in arguments if a.timed)
-    if known:
-        text = ", ".join(f"{name} has {length} steps" for name, length in known)
-        raise ValueError(
-            f"{function}: the arguments must have the same length along the time axis, but {text}"
-        )
+def row_shapes(names: tuple[str, ...], timed: Arguments, fixed: Arguments) -> Shapes:
+    """Return the static shapes of what one step reads."""
+    whole = {name: (timed | fixed)[name].type.shape for name in names}
+    return {name: shape[name in timed :] for name, shape in whole.items()}
 
 
-def check_rows(function: str, rows: dict[str, tuple[int | None, ...]]) -> None:
+def check_rows(function: str, rows: Shapes) -> None:
     """Raise if the shapes of what one step reads are known not to broadcast."""
     try:
         np.broadcast_shapes(*(tuple(1 if n is None else n for n in row) for row in rows.values()))
@@ -183,56 +164,30 @@ def check_rows(function: str, rows: dict[str, tuple[int | None, ...]]) -> None:
 # Loops
 
 
-def run(
-    name: str,
-    step: Callable[..., Sequence[Variable]],
-    arguments: Sequence[Argument],
-    initial: dict[str, Variable],
-    reverse: bool = False,
-) -> Built:
-    """Return a loop; its states are widened where a step returns more than `initial` has.
-
-    Parameters
-    ----------
-    name : str
-        Of the function; messages begin with it.
-    step : callable
-        Takes a row of each argument, or what is the same at every step, then states; returns the
-        next states, then outputs.
-    arguments : sequence of Argument
-    initial : dict
-        The values of the states before the first step.
-    reverse : bool
-        Whether to go from the last row to the first.
-    """
-    timed = [SequenceArgument(a.value, [0], a.name, a.name) for a in arguments if a.timed]
-    states = [
-        OutputArgument(pt.expand_dims(value, 0), [-1], key, key) for key, value in initial.items()
-    ]
-
-    def call(values: list[tuple[Variable, str]]) -> StepResult:
-        own = iter([value for value, _ in values])
-        given = [next(own) if argument.timed else argument.value for argument in arguments]
-        return StepResult(list(step(*given, *own)), {}, None)
-
-    rows = [(argument, 0, argument.variable) for argument in timed]
-    return LoopBuilder(name, call, rows, states, name).build(reverse=reverse)
-
-
 def recurrence(
     name: str,
-    step: Callable[..., Variable],
-    arguments: Sequence[Argument],
+    step: Callable[[Arguments, Variable], Variable],
+    arguments: tuple[Arguments, Arguments],
     initial: Variable,
     axis: int,
     reverse: bool,
 ) -> Variable:
     """Return the trace of a loop with one state, its time axis at `axis`.
 
-    The state before the first step has the rank and the dtype of all; sizes of 1 broadcast.
+    The step takes a row of each argument, or what is the same at every step, and the state. The
+    state before the first step has the rank and the dtype of all; sizes of 1 broadcast.
     """
-    built = run(name, lambda *rows: [step(*rows)], arguments, {"h": initial}, reverse)
-    result = pt.moveaxis(built.values[0], 0, axis) if axis else built.values[0]
+    timed, fixed = arguments
+
+    def walk(state: dict[str, Any], rows: Arguments) -> tuple[Any, Variable]:
+        new = step({**fixed, **rows}, state["h"][1])
+        return {"h": new}, new
+
+    # A row of its own keeps the dtype of an integer.
+    start = {"h": lags(pt.expand_dims(initial, 0), 1)}
+    with called_as(name):
+        _, result = loop(walk, start, timed, reverse=reverse, name=name)
+    result = pt.moveaxis(result, 0, axis) if axis else result
     name_result(result, name)
     return result
 
@@ -325,15 +280,17 @@ def _diagonal_scan(
     ndim = max(a.type.ndim, b.type.ndim)
     axis = read_axis(function, axis, ndim, names[1] if b.type.ndim == ndim else names[0])
     arguments = read_arguments({names[0]: (a, 0), names[1]: (b, 0)}, ndim, axis)
-    check_lengths(function, arguments)
-    rows = {argument.name: argument.row_shape() for argument in arguments}
-    start = _start(function, rows, (a, b, init), ndim - 1)
-    return recurrence(function, lambda a, b, h: a * h + b, arguments, start, axis, reverse)
+    start = _start(function, row_shapes(names, *arguments), (a, b, init), ndim - 1)
+
+    def step(own: Arguments, h: Variable) -> Variable:
+        return own[names[0]] * h + own[names[1]]
+
+    return recurrence(function, step, arguments, start, axis, reverse)
 
 
 def _start(
     function: str,
-    rows: dict[str, tuple[int | None, ...]],
+    rows: Shapes,
     values: tuple[Variable, Variable, Variable | None],
     ndim: int,
 ) -> Variable:
@@ -368,22 +325,21 @@ def _matrix_scan(
             f"{leading}"
         )
     arguments = read_arguments({"a": (a, 2), "b": (b, core)}, leading, axis)
-    check_lengths(function, arguments)
-    matrices, drive = (argument.row_shape() for argument in arguments)
+    rows = row_shapes(("a", "b"), *arguments)
+    batched = len(rows["a"]) > 2 or b.type.ndim - 1 > core
     # Of a matrix, the state takes the batch dimensions and the number of rows.
-    rows = {"a": (*matrices[:-1], *(() if vectors else (1,))), "b": drive}
+    rows["a"] = (*rows["a"][:-1], *(() if vectors else (1,)))
     start = _start(function, rows, (a, b, init), b.type.ndim - 1)
     if start.type.shape[-core] == 1:  # products need all rows, sums broadcast the rest
         size = next((n for n in a.type.shape[-2:] if n is not None), a.shape[-1])
         sizes = [n if n is not None else start.shape[i] for i, n in enumerate(start.type.shape)]
         sizes[-core] = size
         start = pt.alloc(start, *sizes)
-    batched = start.type.ndim > core or len(matrices) > 2
 
-    def step(a: Variable, b: Variable, h: Variable) -> Variable:
+    def step(own: Arguments, h: Variable) -> Variable:
         if not batched:
-            return pt.dot(a, h) + b
-        return (pt.matvec(a, h) if vectors else pt.matmul(a, h)) + b
+            return pt.dot(own["a"], h) + own["b"]
+        return (pt.matvec(own["a"], h) if vectors else pt.matmul(own["a"], h)) + own["b"]
 
     return recurrence(function, step, arguments, start, axis, reverse)
 
@@ -519,14 +475,8 @@ def discounted_cumsum(
     [[1.5 1.  2. ]
      [1.  2.  4. ]]
     """
-    return _discounted("discounted_cumsum", x, gamma, axis, reverse, init)
-
-
-def _discounted(
-    function: str, x: Any, gamma: Any, axis: int, reverse: bool, init: Any = None
-) -> Variable:
-    numbers = read_numbers(function, "iufc", x=x, gamma=gamma, init=init)
-    x, gamma, init = numbers.values()
+    function = "discounted_cumsum"
+    x, gamma, init = read_numbers(function, "iufc", x=x, gamma=gamma, init=init).values()
     if x.type.ndim == 0:
         raise ValueError(f"{function}: x is a scalar; it needs a time axis")
     if gamma.type.ndim > x.type.ndim:
@@ -536,35 +486,6 @@ def _discounted(
         )
     reverse = read_flag(function, "reverse", reverse)
     return _diagonal_scan(function, ("gamma", "x"), gamma, x, init, axis, reverse)
-
-
-def discounted_cumsum_left(x: Any, gamma: Any) -> Variable:
-    """Sum to the left: ``y[…, i] = x[…, i] + gamma * y[…, i-1]``.
-
-    This is `discounted_cumsum` along the last axis of `x`, shape ``(…, N)``; `gamma` is a scalar,
-    one discount per row, shape ``(…,)``, or one per element, shape ``(…, N)``.
-
-    Examples
-    --------
-    >>> import numpy as np, scanlib
-    >>> print(scanlib.discounted_cumsum_left(np.ones((1, 4)), 0.5).eval())
-    [[1.    1.5   1.75  1.875]]
-    """
-    return _discounted("discounted_cumsum_left", x, gamma, -1, False)
-
-
-def discounted_cumsum_right(x: Any, gamma: Any) -> Variable:
-    """Sum to the right: ``y[…, i] = x[…, i] + gamma * y[…, i+1]``.
-
-    This is `discounted_cumsum_left` with ``reverse=True``.
-
-    Examples
-    --------
-    >>> import numpy as np, scanlib
-    >>> print(scanlib.discounted_cumsum_right(np.ones((1, 4)), 0.5).eval())
-    [[1.875 1.75  1.5   1.   ]]
-    """
-    return _discounted("discounted_cumsum_right", x, gamma, -1, True)
 
 
 # Running extremes and logarithms of sums
@@ -680,9 +601,13 @@ def _running(
     if step is logaddexp and np.dtype(x.type.dtype).kind != "f":
         x = pt.cast(x, config.floatX)
     dtype = x.type.dtype
-    (argument,) = read_arguments({"x": (x, 0)}, x.type.ndim, axis)
+    arguments = read_arguments({"x": (x, 0)}, x.type.ndim, axis)
     start = np.full((1,) * (x.type.ndim - 1), _extreme(np.dtype(dtype), sign), dtype=dtype)
-    return recurrence(function, step, [argument], pt.constant(start), axis, reverse)
+
+    def combine(own: Arguments, h: Variable) -> Variable:
+        return step(own["x"], h)
+
+    return recurrence(function, combine, arguments, pt.constant(start), axis, reverse)
 
 
 def _extreme(dtype: np.dtype, sign: int) -> Any:

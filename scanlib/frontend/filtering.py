@@ -24,7 +24,9 @@ from pytensor.raise_op import Assert
 from pytensor.scalar import upcast
 
 from scanlib.frontend.arguments import read_axis
-from scanlib.frontend.direct_functions import Argument, read_numbers, run
+from scanlib.frontend.builder import called_as
+from scanlib.frontend.direct_functions import read_numbers
+from scanlib.frontend.loop_function import loop
 
 # Up to this order every delay is a state. Compiling takes longer with every state, and beyond
 # it one step is enough work for arrays.
@@ -165,7 +167,8 @@ def _filter_by_scalars(
     start = pt.zeros(_row_shape(signal), dtype=signal.type.dtype)
     starts = {f"z{k + 1}": start if delays is None else delays[k] for k in range(order)}
 
-    def step(x: Variable, *z: Variable) -> list[Variable]:
+    def step(delays: dict[str, Variable], row: dict[str, Variable]) -> Any:
+        z, x = list(delays.values()), row["x"]
         y = b[0] * x + z[0]
         following = []
         for k in range(1, order + 1):
@@ -173,10 +176,11 @@ def _filter_by_scalars(
             terms += [b[k] * x] if k < b.type.shape[0] else []
             terms += [-(a[k] * y)] if k < a.type.shape[0] else []
             following.append(sum(terms[1:], terms[0]))
-        return [*following, y]
+        return dict(zip(delays, following, strict=True)), y
 
-    built = run("lfilter", step, [Argument("x", signal, True)], starts)
-    return built.values[-1], pt.stack([history[-1] for history in built.results.histories])
+    with called_as("lfilter"):
+        final, y = loop(step, starts, {"x": signal}, name="lfilter")
+    return y, pt.stack(list(final.values()))
 
 
 def _filter_by_vector(
@@ -196,13 +200,15 @@ def _filter_by_vector(
     start = pt.zeros((n, *_row_shape(signal)), dtype=dtype)
     start = start if delays is None else pt.set_subtensor(start[:-1], delays)
 
-    def step(x: Variable, z: Variable) -> list[Variable]:
+    def step(delays: dict[str, Variable], row: dict[str, Variable]) -> Any:
+        z, x = delays["z"], row["x"]
         y = b[0] * x + z[0]
         drive = columns[0] * x - columns[1] * y
-        return [pt.inc_subtensor(drive[:-1], z[1:]), y]
+        return {"z": pt.inc_subtensor(drive[:-1], z[1:])}, y
 
-    built = run("lfilter", step, [Argument("x", signal, True)], {"z": start})
-    return built.values[1], built.results.histories[0][-1, :-1]
+    with called_as("lfilter"):
+        final, y = loop(step, {"z": start}, {"x": signal}, name="lfilter")
+    return y, final["z"][:-1]
 
 
 def _row_shape(signal: Variable) -> list[Any]:

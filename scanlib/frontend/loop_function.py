@@ -31,7 +31,7 @@ from scanlib.frontend.arguments import (
     read_n_steps,
     read_name,
 )
-from scanlib.frontend.builder import Built, LoopBuilder, name_result
+from scanlib.frontend.builder import Built, LoopBuilder, function_called, name_result
 from scanlib.frontend.checkpoints import read_checkpoint
 from scanlib.frontend.lags import Lags, past
 from scanlib.frontend.named import Dims, is_named, lower, named, unnamed
@@ -464,18 +464,19 @@ def loop(
     [array([1. , 1.5, 3. ]), array(3)]
     """
     check_flags()
-    title = loop_title(read_name(name), "loop")
+    function = function_called("loop")
+    title = loop_title(read_name(name), function)
     with errors_of(title):
         reverse = read_flag(title, "reverse", reverse)
         schedule, newton = read_checkpoint(checkpoint), read_method(method)
-        for label, function in {"step": step, "until": until}.items():
-            if not callable(function) and (label == "step" or function is not None):
-                raise TypeError(f"{label} must be callable, got {brief(function)}")
+        for label, given in {"step": step, "until": until}.items():
+            if not callable(given) and (label == "step" or given is not None):
+                raise TypeError(f"{label} must be callable, got {brief(given)}")
         if not isinstance(dim, str | None):
             raise TypeError(f"dim must be a string, got {brief(dim)}")
         walk = _Walk(title, axis, dim, reverse, flips=reverse and (schedule or newton) is not None)
-        given, x_tree = flatten(xs)
-        pairs = [_read_xs(walk, *pair) for pair in zip(given, x_tree.paths("xs"), strict=True)]
+        arrays, x_tree = flatten(xs)
+        pairs = [_read_xs(walk, *pair) for pair in zip(arrays, x_tree.paths("xs"), strict=True)]
         walked, x_leaves = [x for x, _ in pairs], [leaf for _, leaf in pairs]
         steps = read_n_steps(length, "length")
         _check_steps(title, walked, steps)
@@ -489,7 +490,7 @@ def loop(
     leaves = [leaf for _, leaf in started]
     call = _Step(step, title, tree, x_tree, leaves, x_leaves, outputs, until)
     rows = [(x, tap, x.tap(tap)) for x in walked for tap in x.taps]
-    builder = LoopBuilder("loop", call, rows, outputs, name, steps)
+    builder = LoopBuilder(function, call, rows, outputs, name, steps)
     built = builder.build(newton, True, reverse=reverse and not walk.flips, checkpoint=schedule)
     if built.shared:
         raise ValueError(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from pytensor.graph.basic import Variable
@@ -22,24 +20,12 @@ from scanlib.frontend.arguments import (
     read_sequences,
     read_truncation,
 )
-from scanlib.frontend.builder import LoopBuilder
+from scanlib.frontend.builder import LoopBuilder, function_called
 from scanlib.frontend.checkpoints import read_checkpoint
 from scanlib.frontend.newton import read_method
 from scanlib.frontend.step_function import StepResult, call_step, errors_of
 from scanlib.frontend.values import as_variable, read_flag
 from scanlib.ops.messages import loop_title
-
-_function: ContextVar[str] = ContextVar("function", default="scan")
-
-
-@contextmanager
-def called_as(function: str) -> Iterator[None]:
-    """Have messages begin with another function than `scan`, which the user has called."""
-    token = _function.set(function)
-    try:
-        yield
-    finally:
-        _function.reset(token)
 
 
 class Updates(dict[Variable, Variable]):
@@ -189,7 +175,8 @@ def scan(
     """
     del profile, allow_gc
     check_flags()
-    title = loop_title(read_name(name), _function.get())
+    function = function_called("scan")
+    title = loop_title(read_name(name), function)
     with errors_of(title):
         check_mode(mode)
         go_backwards = read_flag(title, "go_backwards", go_backwards)
@@ -222,9 +209,8 @@ def scan(
         return call_step(fn, [*arguments, *whole], described, title)
 
     rows = read_rows(iterated, steps, go_backwards)
-    builder = LoopBuilder(_function.get(), call, rows, described, name, steps, given, strict)
-    with called_as("scan"):  # by steps that hold loops
-        built = builder.build(newton, truncate_gradient=truncation, checkpoint=schedule)
+    builder = LoopBuilder(function, call, rows, described, name, steps, given, strict)
+    built = builder.build(newton, truncate_gradient=truncation, checkpoint=schedule)
     outputs, updates = built.values, built.shared
     result: Any = outputs
     if not outputs:
@@ -234,7 +220,7 @@ def scan(
     if return_updates:
         return OutputsAndUpdates(result, Updates(updates))
     if updates:
-        carried = "" if _function.get() == "map" else ", or pass these values through outputs_info"
+        carried = "" if function == "map" else ", or pass these values through outputs_info"
         raise ValueError(
             f"{title}: return_updates=False, but the loop updates {list(updates)}; pass "
             f"return_updates=True{carried}"

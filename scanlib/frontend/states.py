@@ -23,12 +23,13 @@ from scanlib.ops.graph import is_tensor
 
 
 def wanted_type(
-    state: TensorType, value: Variable, where: str, is_weak: bool, weak_integers: bool
+    state: TensorType, value: Variable, where: str, weak_float: str | None, weak_integers: bool
 ) -> TensorType:
     """Return the smallest type that holds both a state and the value a step returns for it.
 
-    A weak state, a Python integer or a constant made of one, takes the dtype of the value if that
-    is no integer, and int64 if it is. While other states may yet make a float of it, without
+    A weak state, a Python integer or a constant made of one, is int64 if the value is an integer.
+    Else it starts as a Python float would, in `weak_float`: the value may be as wide as it is for
+    the integer's sake alone. While other states may yet make a float of it, without
     `weak_integers`, it is left as it is.
 
     `where` begins the message: ``scan: state `h` starts as``.
@@ -39,7 +40,7 @@ def wanted_type(
         If there is none: another rank, sizes that differ, dtypes without a safe cast.
     """
     dtypes = [state.dtype, getattr(value.type, "dtype", "object")]
-    if is_weak and all(np.dtype(dtype).kind in "biu" for dtype in dtypes):
+    if weak_float and all(np.dtype(dtype).kind in "biu" for dtype in dtypes):
         if not weak_integers:
             return state
         state = TensorType("int64", state.shape)
@@ -50,8 +51,9 @@ def wanted_type(
     if value.type.ndim != state.ndim:
         raise TypeError(f"{came}; {other_shape}")
     mine, theirs = np.dtype(state.dtype), np.dtype(value.type.dtype)
-    if is_weak and theirs.kind in "fc":
-        mine = theirs
+    if weak_float and theirs.kind in "fc":
+        starts = mine.kind in "iu" and np.can_cast(weak_float, theirs, "safe")
+        mine = theirs = np.dtype(weak_float) if starts else theirs
     if not np.can_cast(theirs, mine, "safe"):
         if not np.can_cast(mine, theirs, "safe"):
             raise TypeError(

@@ -12,12 +12,12 @@ import copy
 import dataclasses
 import difflib
 from collections.abc import Iterator
+from itertools import repeat
 from numbers import Number
+from pprint import pformat
 from typing import Any
 
 import numpy as np
-
-LEAF = "*"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,22 +62,12 @@ class Tree:
             for path in child.paths(f"{root}.{key}" if has_names else f"{root}[{_quoted(key)}]")
         ]
 
-    def lines(self, before: str = "", after: str = "") -> list[str]:
-        """Return the structure as text, a line for each leaf and each bracket."""
-        if self.is_leaf or self.kind is None:
-            return [f"{before}{LEAF if self.is_leaf else None}{after}"]
-        name = "" if self.kind in (tuple, list, dict) else self.kind.__name__
-        start, end = "{}" if self.kind is dict else "[]" if self.kind is list else "()"
-        if not self.children:
-            return [f"{before}{name}{start}{end}{after}"]
-        labels = "{!r}: " if self.kind is dict else "{}=" if name else ""
-        inner = [
-            f"    {line}"
-            for key, child in zip(self.keys, self.children, strict=True)
-            for line in child.lines(labels.format(key), ",")
-        ]
-        inner += [f"    {key}={value!r},  # static" for key, value in self.static]
-        return [f"{before}{name}{start}", *inner, f"{end}{after}"]
+
+class _Leaf:
+    """What stands for a leaf in messages."""
+
+    def __repr__(self) -> str:
+        return "*"
 
 
 def _quoted(key: Any) -> str:
@@ -132,6 +122,7 @@ def _holds_numbers(value: Any) -> bool:
 
 def difference(expected: Tree, given: Tree) -> str:
     """Return two structures as one text: lines of the first alone have -, of the second alone +."""
-    compared = difflib.ndiff(expected.lines(), given.lines())
-    lines = [line.rstrip() for line in compared if not line.startswith("?")]
+    trees = [tree.build(repeat(_Leaf())) for tree in (expected, given)]
+    before, after = (pformat(tree, width=1).splitlines() for tree in trees)
+    lines = [line.rstrip() for line in difflib.ndiff(before, after) if line[0] != "?"]
     return "\n".join(["- expected, + given", *lines])

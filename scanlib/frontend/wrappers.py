@@ -8,7 +8,8 @@ from typing import Any
 from pytensor.graph.basic import Variable
 
 from scanlib.frontend.arguments import list_sequences
-from scanlib.frontend.scan_function import called_as, scan
+from scanlib.frontend.builder import called_as, function_called
+from scanlib.frontend.scan_function import scan
 from scanlib.frontend.states import type_text
 from scanlib.frontend.values import as_variable, read_flag, read_integer
 from scanlib.ops.graph import is_tensor, row_type
@@ -97,29 +98,13 @@ def reduce(
     >>> float(pytensor.function([x], total)([1, 2, 3]))
     6.0
     """
-    options = {"go_backwards": go_backwards, "mode": mode, "name": name}
-    return _reduce("reduce", fn, sequences, outputs_info, non_sequences, options, return_updates)
-
-
-def _reduce(
-    function: str,
-    fn: Callable[..., Any],
-    sequences: Any,
-    outputs_info: Any,
-    non_sequences: Any,
-    options: dict[str, Any],
-    return_updates: bool,
-) -> Any:
-    """Return the last values of a loop, for one of the functions that do so."""
-    with called_as(function):
-        found = scan(
-            fn, sequences, outputs_info, non_sequences, return_updates=return_updates, **options
-        )
+    with called_as(function_called("reduce")):
+        options = {"go_backwards": go_backwards, "mode": mode, "name": name}
+        options |= {"return_updates": return_updates}
+        found = scan(fn, sequences, outputs_info, non_sequences, **options)
     outputs, updates = found if return_updates else (found, {})
-    if isinstance(outputs, list):
-        result: Any = [_last(output) for output in outputs]
-    else:
-        result = _last(outputs)
+    is_list = isinstance(outputs, list)
+    result = [_last(output) for output in outputs] if is_list else _last(outputs)
     return (result, updates) if return_updates else result
 
 
@@ -151,8 +136,9 @@ def foldl(
     >>> float(pytensor.function([x], number)([1, 2, 3]))
     123.0
     """
-    options = {"go_backwards": False, "mode": mode, "name": name}
-    return _reduce("foldl", fn, sequences, outputs_info, non_sequences, options, return_updates)
+    with called_as("foldl"):
+        given = (fn, sequences, outputs_info, non_sequences)
+        return reduce(*given, False, mode, name, return_updates)
 
 
 def foldr(
@@ -177,8 +163,9 @@ def foldr(
     >>> float(pytensor.function([x], number)([1, 2, 3]))
     321.0
     """
-    options = {"go_backwards": True, "mode": mode, "name": name}
-    return _reduce("foldr", fn, sequences, outputs_info, non_sequences, options, return_updates)
+    with called_as("foldr"):
+        given = (fn, sequences, outputs_info, non_sequences)
+        return reduce(*given, True, mode, name, return_updates)
 
 
 def filter(

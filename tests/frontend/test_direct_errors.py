@@ -73,7 +73,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         "a, b, init, message",
         [
-            ((5,), (6,), (), "a has 5 steps, b has 6 steps"),
+            ((5,), (6,), (), "a gives 5, b gives 6"),
             ((5, 2), (5, 3), (), r"a has \(2\), b has \(3\)"),
             ((2,), (5, 3), (), r"a has \(2\), b has \(3\)"),
             ((5, 3), (5, 3), (2,), r"init has \(2\)"),
@@ -101,14 +101,14 @@ class TestErrors:
             scanlib.pscan(self.x, pt.tensor4("X"))
         with pytest.raises(ValueError, match="the same number of dimensions, got 3 and 4"):
             scanlib.pscan(pt.tensor3("A"), pt.tensor4("X"))
-        with pytest.raises(ValueError, match="A has 5 steps, X has 6 steps"):
+        with pytest.raises(ValueError, match="A gives 5, X gives 6"):
             scanlib.pscan(np.ones((2, 5, 3, 1)), np.ones((2, 6, 3, 1)))
 
     def test_discounts(self):
         with pytest.raises(ValueError, match=r"gamma must be a scalar, one .* got 3 dimensions"):
             scanlib.discounted_cumsum(self.x, pt.tensor3("gamma"))
         with pytest.raises(ValueError, match=r"gamma has \(3\), x has \(2\)"):
-            scanlib.discounted_cumsum_left(np.ones((2, 3)), np.ones(3))
+            scanlib.discounted_cumsum(np.ones((2, 3)), np.ones(3))
 
     def test_a_row_of_ones_is_not_broadcast_by_chance(self, fast_mode):
         """Only sizes that are known to be 1 broadcast, as everywhere in PyTensor."""

@@ -270,14 +270,16 @@ class TestDiscountedCumsum:
     def test_left_and_right(self, mode):
         x = np.arange(8.0).reshape(2, 4)
         gamma = np.array([0.5, 2.0])
-        left = call(scanlib.discounted_cumsum_left, x, gamma, mode=mode)
-        right = call(scanlib.discounted_cumsum_right, x, gamma, mode=mode)
+        left = call(scanlib.discounted_cumsum, x, gamma, mode=mode)
+        right = call(partial(scanlib.discounted_cumsum, reverse=True), x, gamma, mode=mode)
         assert left.tolist() == [[0, 1, 2.5, 4.25], [4, 13, 32, 71]]
         assert right.tolist() == [[1.375, 2.75, 3.5, 3], [94, 45, 20, 7]]
 
     def test_of_ones(self, fast_mode):
         right = call(
-            lambda x: scanlib.discounted_cumsum_right(x, 0.99), np.ones((1, 8)), mode=fast_mode
+            lambda x: scanlib.discounted_cumsum(x, 0.99, reverse=True),
+            np.ones((1, 8)),
+            mode=fast_mode,
         )
         expected = [[7.7255, 6.7935, 5.8520, 4.9010, 3.9404, 2.9701, 1.9900, 1.0000]]
         np.testing.assert_allclose(right, expected, atol=5e-5)
@@ -303,7 +305,7 @@ class TestSinglePrecision:
 
     def errors(self, mode):
         x = pt.fmatrix("x")
-        f = pytensor.function([x], scanlib.discounted_cumsum_right(x, 0.99), mode=mode)
+        f = pytensor.function([x], scanlib.discounted_cumsum(x, 0.99, reverse=True), mode=mode)
         gamma = float(np.float32(0.99))
         noise = np.random.default_rng(10).normal(size=(1, 10_000)).astype("float32")
         result = []

@@ -156,7 +156,7 @@ class TestMatrices:
             ((5, 3, 2), (5, 3), "must be square, got 3 by 2"),
             ((5, 3, 3), (5, 4), "matrices of a have size 3, but the vectors of b have 4 rows"),
             ((5, 3, 3), (5, 4, 2), "the matrices of b have 4 rows"),
-            ((5, 3, 3), (6, 3), "a has 5 steps, b has 6 steps"),
+            ((5, 3, 3), (6, 3), "a gives 5, b gives 6"),
             ((2, 5, 3, 3), (3, 5, 3), "a has"),
         ],
     )

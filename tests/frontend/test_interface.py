@@ -191,6 +191,21 @@ class TestTypesOfStates:
         assert dtype(1.0, [single, double]) == "float64"
         assert dtype(0) == "int64"
 
+    @pytest.mark.parametrize("initial", [0, pt.constant(0), 0.0])
+    def test_a_number_becomes_a_float_of_the_width_of_the_data(self, initial):
+        single, double, whole = pt.fvector("single"), pt.dscalar("double"), pt.lvector("whole")
+
+        def dtype(rows, step):
+            return scanlib.loop(lambda h, x: (step(h, x), None), initial, rows)[0].dtype
+
+        assert dtype(single, lambda h, x: h + x) == "float32"
+        assert dtype(single, lambda h, x: double * h + x) == "float64"
+        assert dtype(whole, lambda h, x: (h + x) / 2) == "float64"
+        assert dtype(pt.cvector(), lambda h, x: h * x) in ("complex64", "complex128")
+        with pytensor.config.change_flags(floatX="float32"):
+            assert dtype(pt.cvector(), lambda h, x: h * x) == "complex64"
+            assert dtype(whole, lambda h, x: (h + x) / np.float64(2)) == "float64"
+
     def test_a_counter_does_not_overflow(self, fast_mode):
         count, _ = scanlib.scan(lambda n: n + 1, outputs_info=0, n_steps=300)
         assert evaluate(count[-1], {}, fast_mode) == 300

@@ -38,12 +38,16 @@ class ShardedFunction:
     in_specs : sequence of PartitionSpec
     time : str
     mesh : Mesh, optional
+    tile : int, optional
+    in_turn : bool
     """
 
     function: Function
     in_specs: Sequence[PartitionSpec]
     time: str
     mesh: Any = None
+    tile: int | None = None
+    in_turn: bool = False
     loops: list[Spread] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -86,7 +90,11 @@ class ShardedFunction:
 
     def describe(self) -> str:
         """Return how each loop was spread at the last call, one line for each."""
-        lines = [f"{one.loop}: {one.pieces} pieces over {self.time!r}, {one}" for one in self.loops]
+        lines = [
+            f"{one.loop}: {one.pieces} pieces over {self.time!r}, {one.how}, "
+            f"{one.rounds} rounds, {one.bytes} bytes to each device"
+            for one in self.loops
+        ]
         return "\n".join(lines) or "no loop has been cut along time"
 
     # What the caller says
@@ -143,7 +151,7 @@ class ShardedFunction:
         if AxisType.Explicit in mesh.axis_types:
             abstract = getattr(mesh, "abstract_mesh", mesh)
             auto = abstract.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
-        cut = Cut(auto, self.time)
+        cut = Cut(auto, self.time, self.tile)
         axes = [self._time_axis(spec) for spec in self.in_specs]
         if all(axis is None for axis in axes):
             raise ValueError(f"scanlib.shard: no entry of in_specs has the axis {self.time!r}")
@@ -205,7 +213,7 @@ class ShardedFunction:
                 return run_op(node, given, cut)
             sequences = node.op.signature.split_inputs(given).sequences
             if any(isinstance(value, Timed) for value in sequences):
-                return run_loop(node, given, cut, self.loops)
+                return run_loop(node, given, cut, self.in_turn, self.loops)
             for k, value in enumerate(given):
                 check_few(node, f"input number {k} (counted from 0)", value, cut)
         if node not in self.functions:

@@ -6,27 +6,28 @@ a piece starts from; and the loop runs on each piece. Both runs are mapped over 
 are an axis like that of any batch. A gradient is a loop that walks backwards: the same with the
 order of pieces reversed. Sums over time start from zero in all pieces, and are added up.
 
-All summaries are exchanged at once, of elementwise loops a few numbers for each channel:
+Elementwise loops exchange all summaries at once, a few numbers for each channel:
 
     affine        h ↦ A h + b, all states and taps as one vector     A, b by columns
     log-affine    h ↦ logaddexp(h + a, b)                            a, b
     clamp         h ↦ min(max(h + a, lo), hi)                        a, lo, hi
     maximum, minimum                                                 b
-    matrix recurrences, in all semirings                             A, b
 
 An affine summary is found by running the loop's linear part from the columns of the identity, and
 from zero with the constants. If some states need others to be known first, they follow with an
-exchange of their own.
+exchange of their own. Matrix recurrences exchange matrices, in ``log2(devices)`` rounds
+with a neighbour at distance 1, 2, 4 …, so that no device holds those of all.
 
-G. Blelloch, "Prefix sums and their applications", 1990. For layers of networks: A. Katharopoulos et
-al., "Transformers are RNNs", 2020 (the state as a summary); W. Sun et al., "LASP-2", 2025 (one
-gathering of the summaries).
+G. Blelloch, "Prefix sums and their applications", 1990; W. Hillis, G. Steele, "Data parallel
+algorithms", 1986. For layers of networks: A. Katharopoulos et al., "Transformers are RNNs", 2020
+(the state as a summary); W. Sun et al., "LASP-2", 2025 (one gathering of the summaries).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytensor.tensor as pt
+from jax import lax
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.type import TensorType
@@ -47,7 +49,7 @@ from scanlib.ops.logaddexp import log_add_exp
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.loop import Sequence as Rows
 from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan, Recurrence
-from scanlib.ops.lowered.linear_scan import LinearOptions, LinearScan, Parts, history_of
+from scanlib.ops.lowered.linear_scan import LinearOptions, LinearScan, Parts, history_of, next_state
 from scanlib.ops.messages import loop_title
 from scanlib.ops.scan import Scan
 from scanlib.recurrences import CLASSES, squares
@@ -70,13 +72,20 @@ class Spread:
     loop: str
     pieces: int
     itemsize: int
+    how: str = ""
     rounds: int = 0
     numbers: int = 0
 
-    def __str__(self) -> str:
-        how = "summaries gathered" if self.rounds else "each device by itself"
-        size = self.numbers * self.itemsize
-        return f"{how}, {self.rounds} rounds, {size} bytes to each device"
+    @property
+    def bytes(self) -> int:
+        """How much each device receives."""
+        return self.numbers * self.itemsize
+
+    def add(self, how: str, rounds: int, numbers: int) -> None:
+        """Count an exchange."""
+        self.how = self.how or how
+        self.rounds += rounds
+        self.numbers += numbers
 
 
 _built: WeakKeyDictionary[Apply, dict[Any, Any]] = WeakKeyDictionary()
@@ -96,7 +105,9 @@ def title(node: Apply) -> str:
     return loop_title(op.name, getattr(getattr(op, "labels", None), "function", "scan"))
 
 
-def run_loop(node: Apply, inputs: Sequence[Any], cut: Cut, report: list[Spread]) -> list[Any]:
+def run_loop(
+    node: Apply, inputs: Sequence[Any], cut: Cut, in_turn: bool, report: list[Spread]
+) -> list[Any]:
     """Return the results of a loop whose sequences are cut along time.
 
     Parameters
@@ -105,6 +116,8 @@ def run_loop(node: Apply, inputs: Sequence[Any], cut: Cut, report: list[Spread])
     inputs : sequence
         Arrays, or `Timed` ones.
     cut : Cut
+    in_turn : bool
+        Whether devices may wait for one another where steps do not compose.
     report : list
         To which is added how the loop is spread.
     """
@@ -132,7 +145,7 @@ def run_loop(node: Apply, inputs: Sequence[Any], cut: Cut, report: list[Spread])
     outer = outer._replace(sequences=[pieces.split(value) for value in outer.sequences])
     itemsize = max((np.dtype(out.type.dtype).itemsize for out in node.outputs), default=8)
     report.append(Spread(title(node), pieces.count, itemsize))
-    return _Walk(node, scan, pieces, outer, report[-1]).results()
+    return _Walk(node, scan, pieces, outer, report[-1]).results(in_turn)
 
 
 def check_few(node: Apply, name: str, value: Any, cut: Cut) -> None:
@@ -153,6 +166,11 @@ def _packed(values: list[Any], exchange: Callable[[Any], Any]) -> list[Any]:
     ends = np.cumsum([value[0].size for value in values])[:-1].tolist()
     found = jnp.split(flat, ends, axis=1)
     return [piece.reshape(value.shape) for piece, value in zip(found, values, strict=True)]
+
+
+def _numbers(values: Sequence[Any]) -> int:
+    """Return how many numbers one piece has of some arrays."""
+    return sum(prod(value.shape[1:]) for value in values)
 
 
 # Elementwise loops, and others
@@ -188,7 +206,7 @@ class _Walk:
         layout = self.op.layout
         return layout.states[part] if part < self.n_states else layout.carries[part - self.n_states]
 
-    def results(self) -> list[Any]:
+    def results(self, in_turn: bool) -> list[Any]:
         """Return the results of the whole loop."""
         sums = getattr(getattr(self.op, "layout", None), "sums", ())
         summed = [self.n_states + k for k, one in enumerate(sums) if one]
@@ -200,10 +218,12 @@ class _Walk:
         if isinstance(self.op, LinearScan):
             self.exchange_linear()
         elif others and not recurrences:
-            self.refuse(others)
+            self.refuse(others, in_turn)
+            self.walk_in_turn(others)
         else:
             for number, recurrence in enumerate(recurrences):
                 self.exchange(number, recurrence)
+        self.spread.how = self.spread.how or "each device by itself"
         found, signature = self.replay(), self.scan.signature
         values = []
         for k, depth in enumerate(signature.depths):
@@ -217,7 +237,7 @@ class _Walk:
             values.append(Timed(self.pieces.join(rows), 0, self.starts[k], signature.reverse))
         for part in range(self.n_states, len(self.starts)):
             total = part in summed
-            value = found[part].sum(axis=0) if total else found[part][self.pieces.last]
+            value = self.pieces.sum(found[part]) if total else found[part][self.pieces.last]
             values.append(self.starts[part] + value if total else value)
         return values + [Timed(self.pieces.join(rows)) for rows in found[len(self.starts) :]]
 
@@ -247,13 +267,6 @@ class _Walk:
 
     # Steps that compose
 
-    def gathered(self, summary: Summary) -> Summary:
-        """Return the summaries of all pieces, which each device receives."""
-        pieces = self.pieces
-        self.spread.rounds += 1
-        self.spread.numbers += pieces.count * sum(prod(value.shape[1:]) for value in summary)
-        return _packed(summary, pieces.cut.gathered)
-
     def exchange(self, number: int, recurrence: Recurrence) -> None:
         """Find the entries of one recurrence; those of the earlier ones are known."""
         pieces, parts = self.pieces, recurrence.parts
@@ -280,13 +293,14 @@ class _Walk:
         run, earlier = _once(self.node, number, lambda: self.summary_function(number, recurrence))
         given = [*self.outer.sequences, *(self.entries[part] for part in earlier)]
         found = _mapped(run, given, [*first, *self.outer.non_sequences])
-        after = pieces.fold(self.gathered(found), states, apply)
+        after = pieces.fold(_packed(found, pieces.cut.gathered), states, apply)
         if recurrence.family == squares.FAMILY:
             after = [jnp.sqrt(jnp.where(pieces.is_first(h), 0, h)) for h in after]
         values = iter(after)
         for part in parts:
             entry = self.rows_of(part, [next(values) for _ in starts[part]])
             self.entries[part] = jnp.where(pieces.is_first(entry), self.starts[part], entry)
+        self.spread.add("summaries gathered", 1, pieces.count * _numbers(found))
 
     def taps_of(self, part: int, value: Any) -> list[Any]:
         """Return the last values of a state, the latest one first."""
@@ -391,7 +405,7 @@ class _Walk:
 
     def exchange_linear(self) -> None:
         """Find the entries of a matrix recurrence."""
-        op, pieces = self.op, self.pieces
+        op, pieces, cut = self.op, self.pieces, self.pieces.cut
         steps = [None] * op.has_n_steps
         _, sequences, _, _, fixed = self.outer
         parts = op.parts([*steps, *sequences, *self.starts, *fixed])
@@ -399,7 +413,7 @@ class _Walk:
             raise TimeShardingError(
                 f"{title(self.node)}: states that are matrices, with an offset in the "
                 f"{op.semiring} semiring, have no summary; cut channels or the batch, not the axis "
-                f"{pieces.cut.axis!r}"
+                f"{cut.axis!r}"
             )
         options = replace(op.options, required_steps=0, untraced=False)
         timed = [parts.offset is not None and "offset", op.coefficient == "steps" and "matrix"]
@@ -410,18 +424,26 @@ class _Walk:
             return _linear_summary(options, rows, pieces)
 
         summary = _mapped(summarized, [getattr(parts, name) for name in names], [])
-        # Applying the summaries one after the other is a recurrence of the same kind.
-        matrix, offset = (*self.gathered(summary), None)[:2]
-        walk, start = replace(options, coefficient="steps"), parts.initial
-        history = _run_linear(walk, Parts(None, matrix, offset, start))
-        before = pieces.cut.gathered(history[1:] if pieces.reverse else history[:-1])
-        entry = pieces.cut.spread(before)  # a slice that is cut itself would move rows
+        apply, start = partial(_apply_linear, options), parts.initial[0]
+        if cut.tile is None:
+            before, rounds = _prefix(options, summary, pieces)
+            entry = jax.vmap(lambda *s: apply(s, start))(*before)
+            self.spread.add("summaries in rounds", rounds, rounds * _numbers(summary))
+        else:
+            entry = pieces.fold(_packed(summary, cut.gathered), start, apply)
+            self.spread.add("summaries gathered", 1, pieces.count * _numbers(summary))
         self.entries[0] = jnp.where(pieces.is_first(entry), start, entry)[:, None]
 
     # What does not compose
 
-    def refuse(self, parts: list[int]) -> None:
-        """Raise what says which state has to be walked in order."""
+    def refuse(self, parts: list[int], in_turn: bool) -> None:
+        """Raise unless devices may wait for one another."""
+        if in_turn and self.pieces.cut.tile is not None:
+            raise TimeShardingError(
+                f"{title(self.node)}: tiles cannot wait for one another; leave out `tile`"
+            )
+        if in_turn:
+            return
         labels, notes = self.scan.labels, getattr(self.op, "notes", ())
         names = [*labels.states, *labels.carries]
         known = [p for p in parts if p < len(notes) and notes[p] not in CLASSES]
@@ -434,8 +456,29 @@ class _Walk:
         reason = notes[part] if part < len(notes) else "its step is not elementwise"
         raise TimeShardingError(
             f"{title(self.node)}: {name} has to be walked in order ({reason}), but time is cut "
-            f"over the axis {self.pieces.cut.axis!r}. Cut channels or the batch"
+            f"over the axis {self.pieces.cut.axis!r}. Cut channels or the batch, or pass "
+            "in_turn=True: devices then wait for one another"
         )
+
+    def walk_in_turn(self, parts: list[int]) -> None:
+        """Find the entries of all parts: after each turn, those of one piece more are right."""
+        pieces = self.pieces
+        starts = [self.starts[part] for part in parts]
+
+        def turn(entries: list[Any], _: Any) -> tuple[list[Any], None]:
+            self.entries |= dict(zip(parts, entries, strict=True))
+            finals = self.replay()[: len(self.starts)]
+            for k, depth in enumerate(self.scan.signature.depths):
+                finals[k] = finals[k][:, :depth] if pieces.reverse else finals[k][:, -depth:]
+            moved = [pieces.moved(finals[part]) for part in parts]
+            pairs = zip(moved, starts, strict=True)
+            return [jnp.where(pieces.is_first(value), start, value) for value, start in pairs], None
+
+        entries = [pieces.cut.spread(jnp.broadcast_to(v, (pieces.count, *v.shape))) for v in starts]
+        turns = pieces.count - 1
+        entries, _ = lax.scan(turn, entries, length=turns)
+        self.entries |= dict(zip(parts, entries, strict=True))
+        self.spread.add("devices in turn", turns, turns * _numbers(entries))
 
 
 def _mapped(
@@ -491,22 +534,82 @@ def _identity(semiring: str, size: int, dtype: Any) -> Any:
 
 def _linear_summary(options: LinearOptions, parts: Parts, pieces: Pieces) -> Summary:
     """Return the matrices of a piece's steps, composed, and what it makes of the state zero."""
-    matrix, offset, is_real = jnp.asarray(parts.matrix), parts.offset, options.semiring == "real"
-    size, fixed = matrix.shape[-1], options.coefficient == "fixed"
-    if fixed and is_real:
-        with jax.default_matmul_precision("highest"):
-            found = [jnp.linalg.matrix_power(matrix, pieces.rows)]
-    else:
-        matrix = jnp.broadcast_to(matrix, (pieces.rows, *matrix.shape)) if fixed else matrix
-        if not is_real and offset is not None:  # adding is multiplying
-            offset = jnp.expand_dims(offset, -1 if options.side == "left" else -2)
-            lost = offset.ndim - matrix.ndim
-            matrix = matrix.reshape(len(matrix), *[1] * lost, *matrix.shape[1:]) + offset
-        eye = _identity(options.semiring, size, matrix.dtype)
-        first = jnp.broadcast_to(eye, (1, *matrix.shape[1:-2], size, size))
-        walk = replace(options, coefficient="steps", vector=False, untraced=True)
-        found = [_run_linear(walk, Parts(None, matrix, None, first, parts.mask))[0]]
-    if is_real and offset is not None:
+    matrix, timed = jnp.asarray(parts.matrix), options.coefficient == "steps"
+    if options.semiring != "real" and parts.offset is not None:  # adding is multiplying
+        offset = (
+            parts.offset[..., :, None] if options.side == "left" else parts.offset[..., None, :]
+        )
+        matrix = matrix if timed else matrix[None]
+        lost = offset.ndim - matrix.ndim
+        matrix = matrix.reshape(len(matrix), *[1] * lost, *matrix.shape[1:]) + offset
+        timed = True
+
+    def composed(matrix: Any, side: str) -> Any:
+        if not timed:
+            return _power(options.semiring, matrix, pieces.rows)
+        size = matrix.shape[-1]
+        first = jnp.broadcast_to(
+            _identity(options.semiring, size, matrix.dtype),
+            (1, *matrix.shape[1:-2], size, size),
+        )
+        walk = replace(options, coefficient="steps", side=side, vector=False, untraced=True)
+        return _run_linear(walk, Parts(None, matrix, None, first, parts.mask))[0]
+
+    found = [composed(matrix, options.side)]
+    if options.semiring == "real" and parts.offset is not None:
         empty = parts._replace(initial=jnp.zeros_like(parts.initial))
         found.append(_run_linear(replace(options, untraced=True), empty)[0])
     return found
+
+
+def product(semiring: str, matrix: Any, state: Any) -> Any:
+    """Return ``A ⊗ h`` for matrices ``(…, d, d)`` and ``(…, d, m)``."""
+    if semiring == "real":
+        return jnp.matmul(matrix, state, precision=lax.Precision.HIGHEST)
+    terms = matrix[..., :, :, None] + state[..., None, :, :]
+    if semiring == "log":
+        return jax.scipy.special.logsumexp(terms, axis=-2)
+    return (jnp.max if semiring == "max" else jnp.min)(terms, axis=-2)
+
+
+def _power(semiring: str, matrix: Any, count: int) -> Any:
+    """Return a product of `count` times the same matrix, by squaring."""
+    found = None
+    while count:
+        if count & 1:
+            found = matrix if found is None else product(semiring, found, matrix)
+        matrix, count = product(semiring, matrix, matrix), count >> 1
+    return found
+
+
+def _apply_linear(options: LinearOptions, summary: Sequence[Any], h: Any) -> Any:
+    """Return the state after a summary."""
+    matrix, offset = (*summary, None)[:2]
+    step = Parts(None, matrix, offset, None)
+    return next_state(options, step, h, lambda matrix, h, _: product(options.semiring, matrix, h))
+
+
+def _compose_linear(options: LinearOptions, later: Summary, earlier: Summary) -> Summary:
+    pair = (earlier[0], later[0]) if options.side == "right" else (later[0], earlier[0])
+    matrix = product(options.semiring, *pair)
+    if len(later) == 1:
+        return [matrix]
+    return [matrix, _apply_linear(options, later, earlier[-1])]
+
+
+def _prefix(options: LinearOptions, summary: Summary, pieces: Pieces) -> tuple[Summary, int]:
+    """Return the summary of all pieces before each, in rounds of doubling distance, and how many
+    rounds that took."""
+    place = jnp.arange(pieces.count)[:: -1 if pieces.reverse else 1]
+    now, distance, rounds = summary, 1, 0
+    while distance < pieces.count:
+        other = _packed(now, partial(pieces.moved, by=distance))
+        both = jax.vmap(partial(_compose_linear, options))(now, other)
+        now = [
+            jnp.where((place >= distance).reshape(-1, *[1] * (n.ndim - 1)), b, n)
+            for b, n in zip(both, now, strict=True)
+        ]
+        distance, rounds = 2 * distance, rounds + 1
+    if pieces.count == 1:
+        return now, rounds
+    return _packed(now, pieces.moved), rounds + 1

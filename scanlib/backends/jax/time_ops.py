@@ -2,7 +2,8 @@
 
 Each Op is what it is under JAX, and XLA cuts it. A rule says which axis of its result is time, and
 an Op without one is an error, so that XLA never gathers a whole time axis. Three are written in
-another way for its sake: arrays that are joined or written to along time, and cumulative sums.
+another way for its sake: arrays that are joined or written to along time, and cumulative sums. With
+tiles, sums over time are added in a fixed order.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytensor.scalar as ps
 from pytensor.compile.ops import DeepCopyOp, ViewOp
 from pytensor.graph.basic import Apply
 from pytensor.raise_op import CheckAndRaise
@@ -35,6 +37,7 @@ from scanlib.backends.jax.time_pieces import (
     cumulated,
     joined,
     plain,
+    sum_rows,
     written,
 )
 from scanlib.ops.row_ops.padded_rows import PaddedRows
@@ -106,11 +109,31 @@ def _side_by_side(node: Apply, inputs: list[Any], cut: Cut) -> list[Any]:
     if len(axes) > 1 or (None in axes and not isinstance(node.op, CAReduce | Dot)):
         raise _NoRuleError
     (axis,) = axes
-    return _along(node, inputs, axis)
+    if axis is not None or cut.tile is None:
+        return _along(node, inputs, axis)
+    if isinstance(node.op, Dot):
+        return [_product(node, inputs, cut, [node.inputs[0].type.ndim - 1, 0])]
+    if not isinstance(node.op.scalar_op, ps.Add):
+        return _along(node, inputs, None)
+    (value,), ndim = inputs, node.inputs[0].type.ndim
+    summed = tuple(range(ndim)) if node.op.axis is None else tuple(node.op.axis)
+    others = tuple(a - (a > value.axis) for a in summed if a != value.axis)
+    rows = jnp.moveaxis(value.whole(), value.axis, 0).astype(node.outputs[0].type.dtype)
+    return [sum_rows(cut, rows).sum(axis=others)]
+
+
+def _product(node: Apply, inputs: list[Any], cut: Cut, axes: list[int]) -> Any:
+    """Return a product that sums over time, with tiles in a fixed order."""
+    function = plain_function(node)
+    arrays = map(jnp.asarray, plain(inputs))
+    rows = [jnp.expand_dims(v, axis + 1) for v, axis in zip(arrays, axes, strict=True)]
+    return sum_rows(cut, jax.vmap(lambda *row: function(*row)[0], tuple(axes))(*rows))
 
 
 @rule(StepProducts)
 def _step_products(node: Apply, inputs: list[Any], cut: Cut) -> Any:
+    if node.op.total and cut.tile is not None:
+        return _product(node, inputs, cut, [0, 0])
     return _along(node, inputs, None if node.op.total else 0)
 
 

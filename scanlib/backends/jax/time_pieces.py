@@ -9,8 +9,9 @@ The pieces of T rows are an axis of their own::
 
     rows (T, …)  →  pieces (P, R, …)    P · R ≥ T
 
-P is the number of devices, and the axis P is the one that is cut. What is mapped over the pieces by
-`jax.vmap` runs on each device for its own.
+P is the number of devices, and the axis P is the one that is cut; or, with tiles, R is given, and
+each device has several. What is mapped over the pieces by `jax.vmap` runs on each device for its
+own.
 """
 
 from __future__ import annotations
@@ -42,10 +43,13 @@ class Cut:
         Whose axes are `AxisType.Auto`.
     axis : str
         The one that carries time.
+    tile : int or None
+        The rows of a piece; None for one piece on each device.
     """
 
     mesh: Any
     axis: str
+    tile: int | None
 
     @property
     def devices(self) -> int:
@@ -80,11 +84,12 @@ class Pieces:
 
     @property
     def rows(self) -> int:
-        return max(-(-self.steps // self.cut.devices), 1)
+        return self.cut.tile or max(-(-self.steps // self.cut.devices), 1)
 
     @property
     def count(self) -> int:
-        return self.cut.devices
+        devices = self.cut.devices
+        return devices * max(-(-self.steps // (self.rows * devices)), 1)
 
     @property
     def gap(self) -> int:
@@ -133,12 +138,40 @@ class Pieces:
         first = jnp.arange(self.count) == (self.count - 1 if self.reverse else 0)
         return _column(first, value.ndim)
 
+    def moved(self, value: Any, by: int = 1) -> Any:
+        """Return for each piece the value of one before it; zeros where there is none."""
+        by = min(by, self.count)
+        kept, places = (value[by:], (0, by)) if self.reverse else (value[:-by], (by, 0))
+        return self.cut.spread(_padded(kept, *places))
+
     def fold(self, summaries: Any, start: Any, apply: Callable[[Any, Any], Any]) -> Any:
         """Return the state before each piece, from the summaries of all and the first state."""
         _, before = lax.scan(
             lambda h, summary: (apply(summary, h), h), start, summaries, reverse=self.reverse
         )
         return jax.tree.map(self.cut.spread, before)
+
+    def sum(self, value: Any) -> Any:
+        """Return the sum of a value over all pieces; with tiles in a fixed order."""
+        if self.cut.tile is None:
+            return value.sum(axis=0)
+        value = self.cut.gathered(value)
+        return lax.scan(lambda total, row: (total + row, None), jnp.zeros_like(value[0]), value)[0]
+
+
+def sum_rows(cut: Cut, value: Any) -> Any:
+    """Return the sum over the first axis, by tiles: in the same order on any number of devices.
+
+    XLA chooses another order for another number of tiles, and may fuse products with sums. So the
+    rows of a tile are added by halves.
+    """
+    pieces = Pieces(cut, len(value))
+    rows = lax.optimization_barrier(pieces.split(value, 0))
+    while rows.shape[1] > 1:
+        half = (rows.shape[1] + 1) // 2
+        first, second = rows[:, :half], rows[:, half:]
+        rows = first.at[:, : second.shape[1]].add(second)
+    return pieces.sum(rows[:, 0])
 
 
 def cumulated(cut: Cut, value: Any, total: Callable[..., Any], join: Any, neutral: int) -> Any:

@@ -21,8 +21,16 @@ from pytensor.graph.basic import Variable
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.frontend.scan_function import scan
-from scanlib.frontend.statespace.filter import Parts, Walk, gain, predict, solve
-from scanlib.frontend.statespace.model import Observations, StateSpace, dtype_of
+from scanlib.frontend.statespace.filter import (
+    Row,
+    Walk,
+    first_moments,
+    gain,
+    predict,
+    read_parts,
+    solve,
+)
+from scanlib.frontend.statespace.model import Observations, StateSpace
 from scanlib.frontend.step_function import until
 
 # A covariance has settled if no item changes by more, relative to the greatest.
@@ -46,9 +54,7 @@ def convergent(model: StateSpace, given: Observations) -> Walk:
             "kalman_filter: method 'convergent' is for models whose matrices do not vary over "
             "time; use method 'sequential'"
         )
-    dtype = dtype_of(given.values, model)
-    own: dict[str, Any] = Parts.of(model, dtype).at(())
-    own["initial_mean"] = pt.cast(model.initial_mean, dtype)
+    own, (start, cov) = read_parts(model, given)[1], first_moments(model, given)
     z, move = own["observation"], own["transition"]
     y = given.values
     if given.seen is not None:
@@ -56,8 +62,8 @@ def convergent(model: StateSpace, given: Observations) -> Walk:
         y = CheckAndRaise(ValueError, MISSING)(pt.switch(seen, y, np.nan), pt.all(seen))
     if own["observation_intercept"] is not None:
         y = y - own["observation_intercept"]
-    steps, start = y.shape[0], own["initial_mean"]
-    covs, lower, w, g, half, filtered = _covariances(own, pt.cast(model.initial_cov, dtype), steps)
+    steps = y.shape[0]
+    covs, lower, w, g, half, filtered = _covariances(own, cov, steps)
     count = pt.minimum(w.shape[0], steps)
 
     def settle(y: Variable, lower: Variable, w: Variable, mean: Variable) -> list[Variable]:
@@ -100,14 +106,14 @@ def convergent(model: StateSpace, given: Observations) -> Walk:
         pt.concatenate([covs[:1], followed(covs[1:], steps)]),
         means[:-1] + times(gain),
         followed(filtered, steps),
-        pt.cast(density, dtype),
+        pt.cast(density, start.type.dtype),
         followed(move - move @ gain @ g, steps),
         times(across),
         followed(across @ g, steps),
     )
 
 
-def _covariances(own: dict[str, Any], start: Variable, steps: Variable) -> list[Variable]:
+def _covariances(own: Row, start: Variable, steps: Variable) -> list[Variable]:
     """Return, until they settle: predicted covariances, `C`, `W`, `G`, half of log det, filtered.
 
     There is at least one row, also where there are no steps.
@@ -118,7 +124,7 @@ def _covariances(own: dict[str, Any], start: Variable, steps: Variable) -> list[
     def step(cov: Variable) -> Any:
         lower, w, g = gain(z, cov, own["observation_cov"])
         filtered = cov - w.T @ w
-        after = predict(own, own["initial_mean"], filtered)[1]
+        after = predict(own, pt.zeros_like(start[0]), filtered)[1]
         half = pt.sum(pt.log(pt.diagonal(lower)))
         change, size = pt.max(abs(after - cov)), pt.max(abs(after))
         return [after, lower, w, g, half, filtered], until(pt.le(change, tolerance * size))

@@ -16,7 +16,6 @@ density one. Covariances stay symmetric, bit by bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,15 +24,11 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import vectorize_graph
 
-from scanlib.frontend.scan_function import scan
-from scanlib.frontend.statespace.model import (
-    Observations,
-    StateSpace,
-    dtype_of,
-    is_timed,
-)
+from scanlib.frontend.loop_function import loop
+from scanlib.frontend.statespace.model import Observations, StateSpace, dtype_of, is_timed
 
-Step = Callable[..., list[Variable]]
+# What a step reads, by name: the matrices of a model, `y`, `seen`; what is not there is None.
+Row = dict[str, Any]
 NAMES = ("transition", "observation", "observation_cov", "process_noise")
 INTERCEPTS = ("state_intercept", "observation_intercept")
 
@@ -62,30 +57,24 @@ class Filtered:
     predicted_cov: Variable
 
 
-@dataclass
-class Parts:
-    """The matrices of a model in one dtype: those of one step, in turn, or the same for all."""
+def read_parts(model: StateSpace, given: Observations) -> tuple[Row, Row]:
+    """Return a model's parts in one dtype: those with a row for each step, and the others."""
+    dtype = dtype_of(given.values, model)
+    timed: Row = {}
+    fixed: Row = dict.fromkeys(INTERCEPTS)
+    for name in (*NAMES, *INTERCEPTS):
+        is_noise = name == "process_noise"
+        value = model.process_noise() if is_noise else getattr(model, name)
+        if value is not None:
+            is_one = is_timed("transition" if is_noise else name, value)
+            (timed if is_one else fixed)[name] = pt.cast(value, dtype)
+    return timed, fixed
 
-    timed: dict[str, Variable]
-    fixed: dict[str, Variable]
 
-    @classmethod
-    def of(cls, model: StateSpace, dtype: str) -> Parts:
-        """Return the parts of a model."""
-        timed: dict[str, Variable] = {}
-        fixed: dict[str, Variable] = {}
-        for name in (*NAMES, *INTERCEPTS):
-            is_noise = name == "process_noise"
-            value = model.process_noise() if is_noise else getattr(model, name)
-            if value is not None:
-                is_one = is_timed("transition" if is_noise else name, value)
-                (timed if is_one else fixed)[name] = pt.cast(value, dtype)
-        return cls(timed, fixed)
-
-    def at(self, rows: Any) -> dict[str, Any]:
-        """Return all parts at one step, given the rows of those that vary."""
-        found = {**self.fixed, **dict(zip(self.timed, rows, strict=True))}
-        return {**dict.fromkeys(INTERCEPTS), **found}
+def first_moments(model: StateSpace, given: Observations) -> tuple[Variable, Variable]:
+    """Return mean and covariance of the first state."""
+    dtype = dtype_of(given.values, model)
+    return pt.cast(model.initial_mean, dtype), pt.cast(model.initial_cov, dtype)
 
 
 def factor(covariance: Variable) -> Variable:
@@ -102,20 +91,18 @@ def solve(lower: Variable, right: Variable) -> Variable:
     return pt.linalg.solve_triangular(lower, right, lower=True, b_ndim=right.type.ndim)
 
 
-def masked(
-    parts: dict[str, Any], y: Variable, seen: Variable | None, mean: Variable
-) -> tuple[Variable, Variable]:
+def masked(own: Row, mean: Variable) -> tuple[Variable, Variable]:
     """Return `Z` and the error of a prediction, where what is missing tells nothing."""
-    z = parts["observation"]
-    error = y - z @ mean
-    if parts["observation_intercept"] is not None:
-        error = error - parts["observation_intercept"]
+    z, seen = own["observation"], own["seen"]
+    error = own["y"] - z @ mean
+    if own["observation_intercept"] is not None:
+        error = error - own["observation_intercept"]
     return (z, error) if seen is None else (z * seen[:, None], error * seen)
 
 
-def masked_noise(parts: dict[str, Any], seen: Variable | None) -> Variable:
+def masked_noise(own: Row) -> Variable:
     """Return `H`, with a one on the diagonal for what is missing."""
-    noise = parts["observation_cov"]
+    noise, seen = own["observation_cov"], own["seen"]
     return noise if seen is None else noise * seen[:, None] * seen + pt.diag(1 - seen)
 
 
@@ -127,41 +114,27 @@ def gain(z: Variable, cov: Variable, noise: Variable) -> tuple[Variable, Variabl
 
 
 def innovation(
-    parts: dict[str, Any], y: Variable, seen: Variable | None, mean: Variable, cov: Variable
+    own: Row, mean: Variable, cov: Variable
 ) -> tuple[Variable, Variable, list[Variable]]:
     """Return what is added to the mean, `W`, and the log density, `M`, `u` and `J` of a step."""
-    z, error = masked(parts, y, seen, mean)
+    (z, error), seen = masked(own, mean), own["seen"]
     count: Any = z.type.shape[0] or z.shape[0]
     count = count if seen is None else pt.sum(seen)
-    lower, w, g = gain(z, cov, masked_noise(parts, seen))
+    lower, w, g = gain(z, cov, masked_noise(own))
     e = solve(lower, error)
     density = -0.5 * (pt.sum(e**2) + count * np.log(2 * np.pi))
     density = density - pt.sum(pt.log(pt.diagonal(lower)))
-    density, move = pt.cast(density, mean.type.dtype), parts["transition"]
+    density, move = pt.cast(density, mean.type.dtype), own["transition"]
     return w.T @ e, w, [density, move - (move @ w.T) @ g, g.T @ e, g.T @ g]
 
 
-def predict(parts: dict[str, Any], mean: Variable, cov: Variable) -> list[Variable]:
+def predict(own: Row, mean: Variable, cov: Variable) -> tuple[Variable, Variable]:
     """Return mean and covariance of the state that follows one of these."""
-    move = parts["transition"]
+    move = own["transition"]
     mean = move @ mean
-    if parts["state_intercept"] is not None:
-        mean = mean + parts["state_intercept"]
-    return [mean, move @ cov @ move.T + parts["process_noise"]]
-
-
-def filter_step(parts: Parts, has_seen: bool) -> Step:
-    """Return the step: predictions as states, then the other results in the order of `Walk`."""
-
-    def step(y: Variable, *given: Variable) -> list[Variable]:
-        seen = given[0] if has_seen else None
-        *rows, mean, cov = given[has_seen:]
-        own = parts.at(rows)
-        change, w, rest = innovation(own, y, seen, mean, cov)
-        filtered, spread = mean + change, cov - w.T @ w
-        return [*predict(own, filtered, spread), filtered, spread, *rest]
-
-    return step
+    if own["state_intercept"] is not None:
+        mean = mean + own["state_intercept"]
+    return mean, move @ cov @ move.T + own["process_noise"]
 
 
 @dataclass
@@ -190,19 +163,18 @@ class Walk:
 
 def sequential(model: StateSpace, given: Observations) -> Walk:
     """Return the filter's results, computed from step to step."""
-    dtype = dtype_of(given.values, model)
-    parts = Parts.of(model, dtype)
-    rows = [given.values, *([] if given.seen is None else [given.seen]), *parts.timed.values()]
-    starts = [pt.cast(model.initial_mean, dtype), pt.cast(model.initial_cov, dtype)]
-    outputs = scan(
-        filter_step(parts, given.seen is not None),
-        rows,
-        [*starts, *[None] * 6],
-        return_updates=False,
-        name="kalman_filter",
-    )
-    histories = [trace.owner.inputs[0] for trace in outputs[:2]]
-    return Walk(*histories, *outputs[2:])
+    timed, fixed = read_parts(model, given)
+
+    def step(before: tuple[Variable, Variable], row: Row) -> Any:
+        own = {**fixed, **row}
+        change, w, rest = innovation(own, *before)
+        mean, cov = before[0] + change, before[1] - w.T @ w
+        after = predict(own, mean, cov)
+        return after, [*after, mean, cov, *rest]
+
+    _, found = loop(step, first_moments(model, given), timed | given.rows(), name="kalman_filter")
+    histories = [trace.owner.inputs[0] for trace in found[:2]]
+    return Walk(*histories, *found[2:])
 
 
 def of_batch(given: Observations, values: list[Variable]) -> list[Variable]:

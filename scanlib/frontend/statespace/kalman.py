@@ -13,7 +13,14 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.random.type import RandomGeneratorType
 
 from scanlib.frontend.statespace.convergent import convergent
-from scanlib.frontend.statespace.filter import Filtered, Parts, Walk, of_batch, sequential
+from scanlib.frontend.statespace.filter import (
+    Filtered,
+    Walk,
+    first_moments,
+    of_batch,
+    read_parts,
+    sequential,
+)
 from scanlib.frontend.statespace.model import (
     Observations,
     StateSpace,
@@ -194,7 +201,7 @@ def kalman_sample(
         own = pt.TensorType(dtype, (None,) * len(shape))()
         noise.append(own)
         wide[own] = pt.cast(drawn, dtype)
-    states, values = simulated(model, Parts.of(model, dtype), noise)
+    states, values = simulated(*read_parts(model, given), first_moments(model, given), noise)
     if given.seen is not None:
         values = values * given.seen
     centred = replace(

@@ -139,6 +139,10 @@ class Observations(NamedTuple):
     seen: Variable | None
     batch: dict[Variable, Variable]
 
+    def rows(self) -> dict[str, Variable | None]:
+        """Return what a step reads of them, by name."""
+        return {"y": self.values, "seen": self.seen}
+
 
 def is_timed(name: str, value: Any) -> bool:
     """Whether an argument of a model has a time axis."""
@@ -163,7 +167,8 @@ def read_observations(function: str, y: Any, model: StateSpace, observed: Any) -
     """
     if not isinstance(model, StateSpace):
         raise TypeError(
-            f"{function}: model must be a scanlib.StateSpace, got {type(model).__name__}"
+            f"{function}: model must be a scanlib.StateSpace, got {type(model).__name__}; the "
+            f"arguments are {function}(y, model)"
         )
     values = read_real(f"{function}: y", y)
     if values.type.ndim == 0:

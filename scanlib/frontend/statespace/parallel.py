@@ -37,7 +37,7 @@ Transactions on Automatic Control 66, 2021; F. Yaghoobi, A. Corenflos, S. Hassan
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytensor.tensor as pt
@@ -45,18 +45,21 @@ from pytensor.graph.basic import Variable
 
 from scanlib.frontend.associative_functions import associative_scan
 from scanlib.frontend.statespace.filter import (
-    Parts,
+    Row,
     Walk,
+    first_moments,
     gain,
     innovation,
     masked,
     masked_noise,
     predict,
+    read_parts,
     sequential,
     solve,
 )
-from scanlib.frontend.statespace.model import Observations, StateSpace, dtype_of
+from scanlib.frontend.statespace.model import Observations, StateSpace
 from scanlib.frontend.statespace.smoother import affine_history, root, smoothed
+from scanlib.frontend.trees import flatten
 from scanlib.ops.graph import row_type
 from scanlib.ops.loop import Loop, Results
 from scanlib.ops.lowered.found_results import FoundResults, at_all_steps, with_derivatives_of
@@ -65,11 +68,11 @@ from scanlib.ops.row_ops.triangular import TriangularFactor
 Element = tuple[Variable, ...]
 
 
-def covariance_element(own: dict[str, Any], y: Variable, seen: Variable | None) -> list[Variable]:
+def covariance_element(own: Row) -> list[Variable]:
     """Return the element of one step; see the module's text."""
     move, shift, noise = own["transition"], own["state_intercept"], own["process_noise"]
-    z, error = masked(own, y, seen, shift)
-    lower, w, g = gain(z, noise, masked_noise(own, seen))
+    z, error = masked(own, shift)
+    lower, w, g = gain(z, noise, masked_noise(own))
     e, pulled = solve(lower, error), g @ move
     kept = move - w.T @ pulled
     return [kept, shift + w.T @ e, noise - w.T @ w, pulled.T @ e, pulled.T @ pulled]
@@ -94,14 +97,14 @@ def compose(first: Element, then: Element) -> Element:
     )
 
 
-def root_element(own: dict[str, Any], y: Variable, seen: Variable | None) -> list[Variable]:
+def root_element(own: Row) -> list[Variable]:
     """Return the element of one step with factors in the place of `C` and `J`.
 
     The covariances that it gets are factors as well.
     """
-    move, shift = own["transition"], own["state_intercept"]
+    move, shift, seen = own["transition"], own["state_intercept"], own["seen"]
     of_noise, of_observation = own["process_noise"], own["observation_cov"]
-    z, error = masked(own, y, seen, shift)
+    z, error = masked(own, shift)
     above = [z @ of_noise, of_observation]
     if seen is not None:
         above = [above[0], of_observation * seen[:, None], pt.diag(1 - seen)]
@@ -151,64 +154,51 @@ ELEMENTS: dict[str, tuple[Callable[..., list[Variable]], Callable[[Element, Elem
 
 def elements(model: StateSpace, given: Observations, form: str) -> list[Variable]:
     """Return the elements of all steps."""
-    dtype = dtype_of(given.values, model)
-    parts, steps = Parts.of(model, dtype), given.values.shape[0]
-    mean, cov = (pt.cast(v, dtype) for v in (model.initial_mean, model.initial_cov))
+    (timed, fixed), steps = read_parts(model, given), given.values.shape[0]
+    mean, cov = first_moments(model, given)
     if form == "square-root":
         cov = root(cov)
-        for given_parts in (parts.timed, parts.fixed):
-            for name in given_parts.keys() & {"process_noise", "observation_cov"}:
-                given_parts[name] = root(given_parts[name])
-    whole = dict(parts.timed)
+        for own in (timed, fixed):
+            for name in own.keys() & {"process_noise", "observation_cov"}:
+                own[name] = root(own[name])
 
-    def over_time(name: str, fixed: Variable) -> Variable:
-        rows = parts.timed.get(name)
-        return pt.broadcast_to(fixed, [steps, *fixed.shape]) if rows is None else rows
+    def over_time(name: str) -> Variable:
+        if name in timed:
+            return timed[name]
+        return pt.broadcast_to(fixed[name], [steps, *fixed[name].shape])
 
-    def from_first(name: str, first: Variable) -> Variable:
-        """Return rows that lead to each step, `first` to the first one."""
-        rows = over_time(name, parts.fixed.get(name, pt.zeros_like(first)))
-        return pt.concatenate([first[None], rows])[:steps]
-
-    whole["transition"] = from_first("transition", pt.zeros_like(cov))
-    whole["process_noise"] = from_first("process_noise", cov)
-    whole["state_intercept"] = from_first("state_intercept", mean)
+    firsts = {"transition": pt.zeros_like(cov), "process_noise": cov, "state_intercept": mean}
+    if fixed["state_intercept"] is None:
+        fixed["state_intercept"] = pt.zeros_like(mean)
+    whole = timed | given.rows()
+    for name, first in firsts.items():  # what leads to each step
+        whole[name] = pt.concatenate([first[None], over_time(name)])[:steps]
     if form == "square-root":  # what is joined to rows is rows
-        name = "observation_cov"
-        whole[name] = over_time(name, parts.fixed.get(name, whole["process_noise"]))
-
-    def of_step(y: Variable, seen: Variable | None, *rows: Variable) -> list[Variable]:
-        own = dict(zip(whole, rows, strict=True))
-        parts_of_step = {"observation_intercept": None, **parts.fixed, **own}
-        return ELEMENTS[form][0](parts_of_step, y, seen)
-
-    return _map(of_step, "kalman_elements", given.values, given.seen, *whole.values())
+        whole["observation_cov"] = over_time("observation_cov")
+    element = ELEMENTS[form][0]
+    return _map(lambda row: element({**fixed, **row}), "kalman_elements", whole)
 
 
 def parallel(model: StateSpace, given: Observations, form: str = "parallel") -> Walk:
     """Return the filter's results, of a scan of associative elements."""
-    parts = Parts.of(model, dtype_of(given.values, model))
+    timed, fixed = read_parts(model, given)
     of_steps = elements(model, given, form)
     _, mean, spread, _, _ = associative_scan(ELEMENTS[form][1], tuple(of_steps))
     cov = spread if form == "parallel" else spread @ pt.swapaxes(spread, -1, -2)
 
-    def follow(mean: Variable, cov: Variable, *own: Variable) -> list[Variable]:
-        return predict(parts.at(own), mean, cov)
+    def follow(row: Row) -> tuple[Variable, Variable]:
+        return predict({**fixed, **row}, row["mean"], row["cov"])
 
-    after = _map(follow, "kalman_predictions", mean, cov, *parts.timed.values())
-    starts = (model.initial_mean, model.initial_cov)
+    def results(row: Row) -> list[Variable]:
+        return innovation({**fixed, **row}, row["mean"], row["cov"])[2]
+
+    after = _map(follow, "kalman_predictions", timed | {"mean": mean, "cov": cov})
     before = [
-        pt.concatenate([pt.cast(v, rows.type.dtype)[None], rows])
-        for v, rows in zip(starts, after, strict=True)
+        pt.concatenate([first[None], rows])
+        for first, rows in zip(first_moments(model, given), after, strict=True)
     ]
-
-    def results(
-        y: Variable, seen: Variable | None, mean: Variable, cov: Variable, *own: Variable
-    ) -> list[Variable]:
-        return innovation(parts.at(own), y, seen, mean, cov)[2]
-
-    rows = (*(v[:-1] for v in before), *parts.timed.values())
-    rest = _map(results, "kalman_densities", given.values, given.seen, *rows)
+    own = timed | given.rows() | {"mean": before[0][:-1], "cov": before[1][:-1]}
+    rest = _map(results, "kalman_densities", own)
     loop = sequential(model, given).predicted_mean.owner
     op = FoundResults(loop.op, owed_to_predictions)
     return Walk(*op.make_node(*loop.inputs, *before, mean, cov, *rest).outputs)
@@ -242,14 +232,15 @@ def smoothed_by_factors(model: StateSpace, given: Observations, walk: Walk) -> l
 
     one = pt.eye(model.initial_mean.shape[0], dtype=mean.type.dtype)
 
-    def both(mean: Variable, left: Variable, eta: Variable, right: Variable) -> list[Variable]:
+    def both(rows: list[Variable]) -> list[Variable]:
+        mean, left, eta, right = rows
         joined = left.T @ right
         lower = lower_factor(pt.concatenate([pt.zeros_like(joined) + one, joined], axis=1))
         found = pt.linalg.solve_triangular(lower, left.T, lower=True, b_ndim=2)
         return [mean + found.T @ (found @ (eta - right @ (right.T @ mean))), found.T @ found]
 
     after = [pt.concatenate([v[1:], pt.zeros_like(v[:1])]) for v in (eta, right)]
-    found = _map(both, "kalman_smoothed", mean, left, *after)
+    found = _map(both, "kalman_smoothed", [mean, left, *after])
     return with_derivatives_of(smoothed(walk, in_parallel=True), found)
 
 
@@ -257,10 +248,9 @@ def _turned(matrices: Variable) -> Variable:
     return pt.swapaxes(matrices, -1, -2)
 
 
-def _map(step: Callable[..., list[Variable]], name: str, *rows: Variable | None) -> list[Variable]:
-    """Return what a function makes of all rows; None stays None."""
-    own = [None if v is None else row_type(v)() for v in rows]
-    pairs = [
-        (v, row) for v, row in zip(rows, own, strict=True) if v is not None and row is not None
-    ]
-    return at_all_steps(pairs, step(*own), name)
+def _map(step: Callable[..., Sequence[Variable]], name: str, rows: Any) -> list[Variable]:
+    """Return what a function makes of a tree of rows, for those of all steps."""
+    arrays, tree = flatten(rows)
+    own = [row_type(v)() for v in arrays]
+    pairs = list(zip(arrays, own, strict=True))
+    return at_all_steps(pairs, step(tree.build(iter(own))), name)

@@ -28,12 +28,9 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
 from scanlib.frontend.associative_functions import associative_scan
-from scanlib.frontend.scan_function import scan
-from scanlib.frontend.statespace.filter import Parts, Walk
-from scanlib.frontend.statespace.model import StateSpace
-from scanlib.ops.graph import row_type
-from scanlib.ops.loop import Loop, Results, State
-from scanlib.ops.loop import Sequence as SequencePart
+from scanlib.frontend.loop_function import loop
+from scanlib.frontend.statespace.filter import Row, Walk
+from scanlib.ops.loop import Loop, Results
 from scanlib.ops.lowered.found_results import FoundResults
 
 Element = tuple[Variable, Variable]
@@ -52,36 +49,28 @@ def smoothed(walk: Walk, has_cov: bool = True, in_parallel: bool = False) -> lis
     return results
 
 
-def simulated(model: StateSpace, parts: Parts, noise: Sequence[Variable]) -> list[Variable]:
-    """Return states and observations that the model makes of standard normal numbers.
+def simulated(
+    timed: Row, fixed: Row, moments: tuple[Variable, Variable], noise: Sequence[Variable]
+) -> list[Variable]:
+    """Return states and observations that a model makes of standard normal numbers.
 
-    `noise` are those of the first state, of all steps' states, and of their observations.
+    `moments` and `noise` are those of the first state; `noise` then has those of all steps' states,
+    and of their observations.
     """
-    first, of_states, of_observations = noise
-    mean = pt.cast(model.initial_mean, first.type.dtype)
-    own = {**parts.fixed, **parts.timed}
-    start = mean + root(pt.cast(model.initial_cov, first.type.dtype)) @ first
-    pushed = _times(root(own["process_noise"]), of_states)
-    if "state_intercept" in own:
+    own = {**fixed, **timed}
+    start = moments[0] + root(moments[1]) @ noise[0]
+    pushed = _times(root(own["process_noise"]), noise[1])
+    if own["state_intercept"] is not None:
         pushed = pushed + own["state_intercept"]
-    move, is_one = own["transition"], "transition" in parts.timed
+    rows = {"push": pushed} | {k: v for k, v in timed.items() if k == "transition"}
 
-    def step(push: Variable, *rest: Variable) -> Variable:
-        matrix, state = rest if is_one else (move, *rest)
-        return matrix @ state + push
+    def step(state: Variable, row: Row) -> tuple[Variable, Variable]:
+        return row.get("transition", own["transition"]) @ state + row["push"], state
 
-    states = scan(
-        step,
-        [pushed, *([move] if is_one else [])],
-        start,
-        return_updates=False,
-        name="simulated_states",
-    )
-    states = pt.concatenate([start[None], states[:-1]])
-    seen = _times(own["observation"], states) + _times(
-        root(own["observation_cov"]), of_observations
-    )
-    return [states, seen + own.get("observation_intercept", 0)]
+    _, states = loop(step, start, rows, name="simulated_states")
+    seen = _times(own["observation"], states) + _times(root(own["observation_cov"]), noise[2])
+    shift = own["observation_intercept"]
+    return [states, seen if shift is None else seen + shift]
 
 
 def root(covariance: Variable) -> Variable:
@@ -117,16 +106,16 @@ def affine_history(
     in_parallel : bool
         Whether this is a scan of elements.
     """
-    start, others = (rows[-1:], rows[:-1]) if reverse else (rows[:1], rows[1:])
-    move, row, tap = (row_type(v)() for v in (matrices, others, others))
-    results = Loop(
-        sequences=[SequencePart(matrices, move), SequencePart(others, row)],
-        states=[State(start, {-1: tap}, _moved(is_square, move, tap) + row)],
-        reverse=reverse,
-        name="kalman_affine",
-    ).apply()
+    start, others = (rows[-1], rows[:-1]) if reverse else (rows[0], rows[1:])
+
+    def step(before: Variable, row: Element) -> tuple[Variable, Variable]:
+        after = _moved(is_square, row[0], before) + row[1]
+        return after, after
+
+    _, trace = loop(step, start, (matrices, others), reverse=reverse, name="kalman_affine")
+    history = trace.owner.inputs[0]
     if not in_parallel:
-        return results.histories[0]
+        return history
 
     def compose(first: Element, then: Element) -> Element:
         return then[0] @ first[0], _moved(is_square, then[0], first[1]) + then[1]
@@ -135,8 +124,8 @@ def affine_history(
     edge = pt.zeros([1, *list(matrices.shape)[1:]], dtype=matrices.type.dtype)
     whole = pt.concatenate([matrices, edge] if reverse else [edge, matrices])
     _, found = associative_scan(compose, (whole, rows), reverse=reverse)
-    op = FoundResults(results.node.op, _owed_to_squares if is_square else _owed_to_vectors)
-    return op.make_node(*results.node.inputs, found).outputs[0]
+    op = FoundResults(history.owner.op, _owed_to_squares if is_square else _owed_to_vectors)
+    return op.make_node(*history.owner.inputs, found).outputs[0]
 
 
 def _moved(is_square: bool, matrix: Variable, value: Variable) -> Variable:

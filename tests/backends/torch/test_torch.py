@@ -78,7 +78,7 @@ def cases():
         ("running maximum", [x], scanlib.cummax(x), [series]),
         ("log-sum-exp", [x], scanlib.cumlogsumexp(x, reverse=True), [series]),
         ("associative", [x], scanlib.associative_scan(pt.logaddexp, x), [series]),
-        ("discounted", [rows], scanlib.discounted_cumsum_right(rows, 0.9), [few]),
+        ("discounted", [rows], scanlib.discounted_cumsum(rows, 0.9, reverse=True), [few]),
     ]
     return [pytest.param(*case[1:], id=case[0]) for case in shown]
 
@@ -166,7 +166,8 @@ class TestValuesAndGradients:
 
     def test_arrays_with_negative_strides(self, eager):
         x = pt.vector("x")
-        total = pytensor.function([x], scanlib.discounted_cumsum_right(x, 1.0), mode="PYTORCH")
+        total = scanlib.discounted_cumsum(x, 1.0, reverse=True)
+        total = pytensor.function([x], total, mode="PYTORCH")
         np.testing.assert_allclose(total(np.arange(4.0)[::-1]), [6, 3, 1, 0])
 
 
