@@ -33,7 +33,7 @@ def iterates(scale: float, seed: int, jacobian: str) -> list[np.ndarray]:
     node = solved.owner.inputs[0].owner
     linear = linearize(Loop.from_op(node.op.scan, node.inputs), jacobian)
     history = pt.matrix("history")
-    (correction,) = linear.correction(*linear.at([history]), None)
+    (correction,), _ = linear.correction([history], None)
     step = pytensor.function([history, x, w, u], correction)
     rows = np.random.default_rng(1).normal(size=(STEPS, STATES))
     arguments = [rows, *weights(scale, seed)]

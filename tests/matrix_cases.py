@@ -23,7 +23,7 @@ class Case(NamedTuple):
     outputs: int = 0
     options: dict[str, Any] = {}  # noqa: RUF012
     static: bool = False
-    stays: bool = False  # a loop: matrices stand at both sides of its state
+    stays: bool = False  # a loop: matrices act along several axes of its state
 
 
 class Symbols:
@@ -132,7 +132,7 @@ CASES = {
         {"A": (3, 3)},
         static=True,
     ),
-    "reshaped": Case(reshaped, {"u": (6,)}, {"H": (3, 2)}, {"A": (6, 6)}, static=True),
+    "reshaped": Case(reshaped, {"u": (6,)}, {"H": (3, 2)}, {"A": (6, 6)}, static=True, stays=True),
     "transposed": Case(
         lambda p, u, H, A: [A @ H.T + u], {"u": (2, 2)}, {"H": (2, 2)}, {"A": (2, 2)}, static=True
     ),
@@ -187,6 +187,7 @@ CASES = {
         {"P": (3, 3)},
         {"A": (3, 3)},
         static=True,
+        stays=True,
     ),
     "backwards in two orders": Case(
         lambda p, u, h, A: [A @ h[::-1] + u], {"u": (3,)}, {"h": (3,)}, {"A": (3, 3)}

@@ -43,7 +43,7 @@ def independent_axes(states: Sequence[Sequence[Variable]], nexts: Sequence[Varia
         axis
         for axis in range(min((tap.type.ndim for tap in taps), default=0))
         if len({tap.type.broadcastable[axis] for tap in taps}) == 1
-        and all(block.ties[axis] == axis and axis not in block.sides for block in blocks)
+        and all(block.ties[axis] == axis for block in blocks)
     ]
 
 
@@ -88,7 +88,7 @@ def _tied(
     for inp in node.inputs:
         for k, block in forms.form(inp).items():
             ties = tuple(
-                None if o in mixed or tie in block.sides or inp.type.shape[o] == 1 else tie
+                None if o in mixed or inp.type.shape[o] == 1 else tie
                 for o, tie in enumerate(block.ties[:count])
             )
             pairs = zip(ties, found.get(k, ties), strict=True)

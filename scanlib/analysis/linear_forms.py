@@ -15,7 +15,6 @@ has ``C[j, i] = A[i, j]``.
 Axes stay tied as long as the operations allow. What mixes the items of an axis, such as a join, a
 part or a reshape, first *loosens* it, which puts an identity matrix into `C`, and then acts on the
 axes of `C` that belong to the variable: a linear operation needs no more thought than that.
-Products with one matrix from each side of a state, ``A S B``, keep the two apart (`Block.sides`).
 
 Joining states must not change what non-finite numbers do: a value that does not read another one
 must not become NaN with it. The *structure* of a form, which items of its blocks are there at all,
@@ -34,7 +33,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
 
@@ -85,9 +84,6 @@ class Block:
     value : Variable, optional
         `C`: one axis for each axis of the state that nothing is tied to, in order, then those of
         the variable, of size one where `C` does not vary. None stands for one.
-    sides : dict
-        Matrices along tied axes, by the axis of the state: the variable is the product of the state
-        with each of them there. `value` is None then.
     full : bool
         Whether no item of `C` is missing from the structure.
     covers : bool
@@ -97,7 +93,6 @@ class Block:
 
     ties: Ties
     value: Variable | None = None
-    sides: dict[int, Variable] = field(default_factory=dict)
     full: bool = True
     covers: bool = True
 
@@ -276,22 +271,11 @@ class LinearForms:
         ties = _with(block.ties, place, None)
         return replace(block, ties=ties, value=value)
 
-    def opened(self, k: int, block: Block) -> Block:
-        """Return a block with the products with its sides in its value."""
-        if not block.sides:
-            return block
-        sides, block = block.sides, replace(block, sides={})
-        for axis, matrix in sides.items():
-            place = block.ties.index(axis)
-            order = [0 if o == place else "x" for o in range(len(block.ties))]
-            block = self.along(k, block, place, matrix.dimshuffle(1, *order))
-        return block
-
     def loosened(self, k: int, block: Block, places: Sequence[int]) -> Block:
         """Return a block of which some axes are tied to nothing."""
         if all(block.ties[place] is None for place in places):
             return block
-        block, source = self.opened(k, block), self.sources[k]
+        source = self.sources[k]
         for place in places:
             axis, free = block.ties[place], self.free(k, block)
             if axis is None:
@@ -328,7 +312,7 @@ class LinearForms:
         """Return the block of a sum."""
         if len(blocks) == 1:
             return blocks[0]
-        blocks = self.alike(k, [self.opened(k, block) for block in blocks])
+        blocks = self.alike(k, blocks)
         value = self.value(blocks[0])
         for block in blocks[1:]:
             value = value + self.value(block)
@@ -342,9 +326,6 @@ class LinearForms:
     def negated(self, block: Block) -> Block:
         if self.structure:
             return block
-        if block.sides:
-            (axis, matrix), *others = block.sides.items()
-            return replace(block, sides={axis: -matrix, **dict(others)})
         value = self.value(block)
         value = pt.constant(-value.data) if isinstance(value, Constant) else -value
         return replace(block, value=value)
@@ -353,12 +334,6 @@ class LinearForms:
         self, k: int, block: Block, factor: Variable, apply: Callable[[Any, Any], Variable]
     ) -> Block:
         """Return a block multiplied or divided by a factor of the rank of its variable."""
-        if block.sides and all(factor.type.broadcastable):
-            (axis, matrix), *others = block.sides.items()
-            number = factor.dimshuffle("x", "x")
-            sides = {axis: apply(matrix, number), **dict(others)}
-            return replace(block, sides=sides)
-        block = self.opened(k, block)
         if block.value is None:
             one = np.ones((), self.dtype)
             value = factor if apply is _times else apply(one, factor)
@@ -369,7 +344,7 @@ class LinearForms:
 
     def mixed(self, k: int, block: Block, variable: Variable, places: Sequence[int]) -> Block:
         """Return a block that is ready for an operation that mixes the items of some axes."""
-        block = self.loosened(k, self.opened(k, block), places)
+        block = self.loosened(k, block, places)
         return replace(block, value=self.whole(k, block, variable, places))
 
     def linear(
@@ -458,7 +433,7 @@ def _alloc(op: Op, forms: LinearForms, node: Apply) -> Form:
     for k, block in forms.only_first(node).items():
         pairs = zip(source.type.broadcastable, out.type.broadcastable[missing:], strict=True)
         grown = [o for o, (own, new) in enumerate(pairs) if own and not new]
-        block = forms.opened(k, forms.loosened(k, block, grown))
+        block = forms.loosened(k, block, grown)
         value = forms.value(block)
         value = _with_axes(value, len(forms.free(k, block)), missing)
         blocks[k] = replace(block, ties=(None,) * missing + block.ties, value=value)
@@ -561,21 +536,6 @@ def _dot(op: Op, forms: LinearForms, node: Apply) -> Form:
             if source.type.broadcastable[o] and not out.type.broadcastable[o]
         ]
         block = forms.loosened(k, block, grown)
-        axis, number = block.ties[place], block.value
-        if (
-            axis is not None
-            and (number is None or (all(number.type.broadcastable) and not forms.free(k, block)))
-            and all(factor.type.broadcastable[:-2])
-        ):
-            plain = factor.dimshuffle(ndim - 2, ndim - 1) if ndim > 2 else factor
-            plain = plain.T if from_left else plain
-            if number is not None:
-                plain = plain * number.dimshuffle("x", "x")
-            before = block.sides.get(axis)
-            sides = {**block.sides, axis: plain if before is None else pt.dot(plain, before)}
-            blocks[k] = replace(block, value=None, sides=sides)
-            continue
-        block = forms.opened(k, block)
         if block.ties[place] is not None:
             blocks[k] = forms.along(k, block, place, columns)
             continue
@@ -611,7 +571,6 @@ def _sum(op: Op, forms: LinearForms, node: Apply) -> Form:
     reduced = list(range(ndim)) if node.op.axis is None else list(node.op.axis)
     blocks = {}
     for k, block in forms.only_first(node).items():
-        block = forms.opened(k, block)
         value, ties = forms.whole(k, block, source, reduced), list(block.ties)
         free = forms.free(k, block)
         for o in sorted(reduced, reverse=True):
@@ -720,7 +679,7 @@ def _joined(
     blocks = {}
     for k in dict.fromkeys(k for form in own for k in form):
         places = [] if place is None else [place]
-        found = [forms.loosened(k, forms.opened(k, form[k]), places) for form in own if k in form]
+        found = [forms.loosened(k, form[k], places) for form in own if k in form]
         found = forms.alike(k, found)
         ties, n = found[0].ties, len(forms.free(k, found[0]))
         given = iter(found)
@@ -837,7 +796,9 @@ class MatrixRecurrence:
     offset: Variable | None
 
 
-def of_one_state(forms: LinearForms, following: Variable) -> MatrixRecurrence | None:
+def of_one_state(
+    forms: LinearForms, following: Variable, at_any_cost: bool = False
+) -> MatrixRecurrence | None:
     """Return the recurrence of one state, None if no full matrix acts along one of its axes.
 
     Parameters
@@ -846,23 +807,21 @@ def of_one_state(forms: LinearForms, following: Variable) -> MatrixRecurrence | 
         Those of the state's next value, of one state.
     following : Variable
         The next value.
+    at_any_cost : bool
+        Whether one matrix of all numbers of the state may take the place of several that act along
+        its axes, which are less work.
 
     Raises
     ------
     NotAffineError
-        If there are matrices along two of its axes.
+        If it may not.
     """
     block, offset = forms.form(following)[0], forms.offset(following)
-    ndim = following.type.ndim
-    order = list(range(ndim))
-    if len(block.sides) == 2:
-        raise NotAffineError("matrices stand at both sides of the state")
-    if len(block.sides) == 1 and block.ties == tuple(order):
-        ((axis, matrix),) = block.sides.items()
-        matrix = matrix.dimshuffle(*["x"] * (ndim - 1), 0, 1)
-        return MatrixRecurrence("real", axis, matrix, offset)
-    block = forms.opened(0, block)
+    order = list(range(following.type.ndim))
     free = forms.free(0, block)
+    mixed = [axis for axis in free if following.type.shape[axis] != 1]
+    if len(mixed) > 1 and not at_any_cost:
+        raise NotAffineError("matrices act along several axes of the state")
     if len(free) != 1 or not block.full:
         return None
     (axis,) = free
@@ -929,7 +888,7 @@ def _added_matrix(
         return None
     last = state.type.ndim - 1
     block, added = forms.form(terms).get(0), forms.offset(terms)
-    if block is None or block.sides or added is None or block.ties[axis] != last:
+    if block is None or added is None or block.ties[axis] != last:
         return None
     if sign > 0 and block.value is not None:
         return None

@@ -34,9 +34,10 @@ from scanlib.rewrites.pytensor_rewrites import run_query
 CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 
 
-def canonical_loop(node: Apply) -> Loop:
+def canonical_loop(node: Apply, simplified: bool = True) -> Loop:
+    """Take apart a loop, which the simplify rewrites have seen unless it is said otherwise."""
     loop = Loop.from_node(node)
-    if not config.scanlib__simplify:
+    if not (simplified and config.scanlib__simplify):
         body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
         run_query(CANONICAL, body)
         loop.set_body_outputs(list(body.outputs))

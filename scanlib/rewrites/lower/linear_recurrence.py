@@ -4,8 +4,7 @@ A state with matrices along its axes is taken as it stands. Otherwise, a loop of
 maps linearly into one another, with any number of taps, is a loop of one vector ``s = [s_1, s_2,
 …]`` with ``s' = s W + c``, whose blocks are read off the linear forms of the next values
 (`scanlib.analysis.linear_forms`); a tap `-k` is a part of `s` that takes the value of the tap
-before it. The lowering (`lower_linear`) need not know that there were several: `Joined.results`
-takes the result apart again.
+before it. The lowering (`lower_linear`) reads the parts' rows in those of the vector (`Pieces`).
 
 Some are left to the loop for what their matrices would cost. A lowered recurrence reads a matrix
 for each step. Where the loop itself multiplies with a fixed matrix and with a row, as the adjoint
@@ -27,7 +26,7 @@ multiplications.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -209,21 +208,35 @@ def _factors(node: Apply) -> list[Variable]:
 
 @dataclass
 class Roles:
-    """The roles of the parts of a loop around one matrix recurrence."""
+    """The roles of the parts of a loop around one matrix recurrence.
 
-    recurrent: State | Carry
+    Attributes
+    ----------
+    slots : list of Slot
+        What the state of the recurrence is joined of.
+    recurrence : MatrixRecurrence
+    sums : list of (Carry, Variable)
+        The carries that add up, with what a step adds.
+    shift : Variable, optional
+        See `shift_carries`.
+    mask : Variable, optional
+        Which items of the matrix are there; None: all.
+    pieces : Pieces, optional
+        Where the slots stand in a row of the state. None if it is the one slot as it stands.
+    """
+
+    slots: list[Slot]
     recurrence: MatrixRecurrence
     sums: list[tuple[Carry, Variable]]
     shift: Variable | None = None
-    mask: Variable | None = None  # which items of the matrix are there; None: all
+    mask: Variable | None = None
+    pieces: Pieces | None = None
 
 
-def value_of(part: State | Carry) -> Variable:
-    return part.taps[-1] if isinstance(part, State) else part.value
-
-
-def find_recurrence(node: Apply) -> tuple[Loop, Roles, Joined | None]:
+def find_recurrence(node: Apply, at_any_cost: bool = False) -> tuple[Loop, Roles]:
     """Return a loop around one matrix recurrence: the one of a node, or that of all its parts.
+
+    See `lower_linear.lower_linear`.
 
     Raises
     ------
@@ -232,17 +245,19 @@ def find_recurrence(node: Apply) -> tuple[Loop, Roles, Joined | None]:
     """
     if node.op.recompute:
         raise NotLinearError("its steps are segments of a checkpointed loop")
-    loop = canonical_loop(node)
+    loop = canonical_loop(node, not at_any_cost)
     if loop.stop is not None:
         raise NotLinearError("the loop may stop early")
     if loop.truncate_gradient != -1:
         raise NotLinearError("its gradient is truncated")
     slots = slots_of([*loop.states, *split_sums(loop)[1]])
     check_types(slots)
+    if not at_any_cost:
+        check_sparsity([slot.value for slot in slots], [slot.next for slot in slots])
     try:
         values, nexts = [slot.value for slot in slots], [slot.next for slot in slots]
         check_operations(values, nexts, reads_shape)
-        found = _Search(node, loop, {}).result()
+        found = _Search(node, loop, {}, at_any_cost).result()
     except NotAffineError as error:
         raise NotLinearError(str(error)) from error
     if not loop.states:
@@ -264,8 +279,6 @@ def check_types(slots: Sequence[Slot]) -> None:
         raise NotLinearError(f"its states have different dtypes: {sorted(dtypes)}")
     if not dtypes.pop().startswith(("float", "complex")):
         raise NotLinearError("the states hold no floating-point numbers")
-    values = [slot.value for slot in slots]
-    check_sparsity(values, [slot.next for slot in slots])
 
 
 # Carries that are read in a sum alone
@@ -372,23 +385,38 @@ def slots_of(parts: Sequence[State | Carry]) -> list[Slot]:
 
 @dataclass
 class Pieces:
-    """Where the slots stand in a joined row: their sizes and shapes, without the batch."""
+    """Where the slots stand in a joined row: their sizes and shapes behind the axes of a batch."""
 
     sizes: list[Variable]
     shapes: list[tuple[Variable, ...]]
+    batch: int
 
-    def of(self, rows: Variable, k: int, lead: int) -> Variable:
-        """Return the values of one slot in rows with some axes before their own."""
-        start = _total(self.sizes[:k])
-        shape = self.shapes[k]
+    def of(self, rows: Variable, k: int) -> Variable:
+        """Return the values of one slot in rows over time."""
+        start, shape, lead = _total(self.sizes[:k]), self.shapes[k], 1 + self.batch
         index: Any = slice(start, _total(self.sizes[: k + 1])) if shape else start
         part = rows[(*(slice(None),) * lead, index)]
         return part.reshape((*tuple(part.shape)[:lead], *shape)) if len(shape) > 1 else part
 
-    def outside(self, outer: dict[Variable, Variable]) -> Pieces:
-        """Return the same in terms of variables outside the loop."""
-        shapes = [tuple(substitute(list(shape), outer)) for shape in self.shapes]
-        return Pieces(substitute(self.sizes, outer), shapes)
+    def joined(self, rows: Sequence[Variable]) -> Variable:
+        """Return the row of all slots, given one of each."""
+        flat = [self._flat(row) for row in rows]
+        if self.batch:
+            lead = tuple(flat[0].shape)[: self.batch]
+            flat = [pt.broadcast_to(row, (*lead, row.shape[-1])) for row in flat]
+        return flat[0] if len(flat) == 1 else pt.concatenate(flat, axis=-1)
+
+    def _flat(self, row: Variable) -> Variable:
+        core = row.type.ndim - self.batch
+        if core == 1:
+            return row
+        size = pt.prod(row.shape[self.batch :]) if core else pt.constant(1, dtype="int64")
+        return row.reshape((*tuple(row.shape)[: self.batch], size))
+
+    def changed(self, change: Callable[[Variable], Variable]) -> Pieces:
+        """Return the same with other variables for the sizes."""
+        shapes = [tuple(map(change, shape)) for shape in self.shapes]
+        return Pieces(list(map(change, self.sizes)), shapes, self.batch)
 
 
 def _total(sizes: Sequence[Variable]) -> Any:
@@ -398,82 +426,33 @@ def _total(sizes: Sequence[Variable]) -> Any:
     return pt.add(fixed, *unknown) if unknown else fixed
 
 
-@dataclass
-class Joined:
-    """What the results of a joined loop are to the loop it came from."""
-
-    slots: list[Slot]
-    state: State | Carry
-    pieces: Pieces
-    batch: int
-    parts: list[Any]  # of the old loop, in the order of its results
-    others: list[Any]  # the parts of the joined loop after the state
-    reverse: bool
-
-    def read(self, read: Sequence[bool]) -> list[bool]:
-        """Return which results of the joined loop are read, given those of the old one."""
-        by_part = {id(part): flag for part, flag in zip(self.parts, read, strict=True)}
-        own = any(by_part[id(slot.part)] for slot in self.slots)
-        return [own, *(by_part[id(part)] for part in self.others)]
-
-    def results(
-        self, values: Sequence[Variable | None], read: Sequence[bool]
-    ) -> list[Variable | None]:
-        """Return the results of the old loop that are read, given those of the joined one."""
-        state, *rest = values
-        other = {id(part): value for part, value in zip(self.others, rest, strict=True)}
-        found = []
-        for part, flag in zip(self.parts, read, strict=True):
-            value = other[id(part)] if id(part) in other else flag and self.part_of(part, state)
-            found.append(value if flag else None)
-        return found
-
-    def part_of(self, part: State | Carry, value: Variable) -> Variable:
-        """Return the result of one old part."""
-        traced = isinstance(self.state, State) and not self.state.untraced
-        rows = value if isinstance(self.state, State) else value[None]
-        last = rows if not traced else rows[:1] if self.reverse else rows[-1:]
-        slots = {slot.tap: k for k, slot in enumerate(self.slots) if slot.part is part}
-        lead = 1 + self.batch
-        if isinstance(part, Carry):
-            return self.pieces.of(last, slots[-1], lead)[0]
-        if part.untraced or not traced:
-            pieces = [
-                self.pieces.of(last, slots[tap], lead)
-                for tap in sorted(slots, reverse=self.reverse)
-            ]
-        else:
-            pieces = [self.pieces.of(rows, slots[-1], lead)]
-            if len(slots) > 1 and self.reverse:
-                pieces.append(part.initial[1:])
-            elif len(slots) > 1:
-                pieces.insert(0, part.initial[:-1])
-        return pieces[0] if len(pieces) == 1 else pt.concatenate(pieces)
-
-
 # The recurrence
 
 
 class _Search:
     """Finds the recurrence of a loop of which nothing is known but the types of its states."""
 
-    def __init__(self, node: Apply, loop: Loop, shifts: dict[int, Variable]) -> None:
-        self.node, self.loop = node, loop
-        self.parts = [*loop.states, *loop.carries, *loop.outputs]
+    def __init__(
+        self,
+        node: Apply,
+        loop: Loop,
+        shifts: dict[int, Variable],
+        at_any_cost: bool = False,
+    ) -> None:
+        self.node, self.loop, self.at_any_cost = node, loop, at_any_cost
         self.sizes = BodySizes(loop)
         made = self.sizes.cut(loop, list(shifts.values()))
         self.shift_of = dict(zip(shifts, made, strict=True))
         self.sums, carries = split_sums(loop)
         self.slots = slots_of([*loop.states, *carries])
 
-    def result(self) -> tuple[Loop, Roles, Joined | None]:
-        """Return the loop, joined or not, its parts, and what its results are to the old ones."""
+    def result(self) -> tuple[Loop, Roles]:
+        """Return the loop and the roles of its parts."""
         alone = self.one_state() if len(self.slots) == 1 else None
-        if alone is None:
-            return self.joined()
+        roles = self.joined() if alone is None else alone
         self.sizes.add_to(self.loop)
-        check_maps(self.loop, alone)
-        return self.loop, alone, None
+        check_maps(self.loop, roles)
+        return self.loop, roles
 
     @cached_property
     def forms(self) -> LinearForms:
@@ -493,13 +472,14 @@ class _Search:
             return None
         found = in_other_semiring(slot.value, slot.next, self.sizes)
         if found is None:
-            found = of_one_state(self.forms, slot.next)
+            found = of_one_state(self.forms, slot.next, self.at_any_cost)
         if found is None:
             return None
-        check_step_matrices(self.loop, steps, found.matrix)
-        return Roles(slot.part, found, self.sums, self.shift_of.get(id(slot.part)))
+        if not self.at_any_cost:
+            check_step_matrices(self.loop, steps, found.matrix)
+        return Roles([slot], found, self.sums, self.shift_of.get(id(slot.part)))
 
-    def joined(self) -> tuple[Loop, Roles, Joined]:
+    def joined(self) -> Roles:
         loop = self.loop
         numbers = all(not slot.value.type.ndim for slot in self.slots)
         may_be = numbers or not self.forms.multiplies
@@ -515,34 +495,23 @@ class _Search:
         matrix = self.matrix(self.forms, blocks, batch)
         above = set(ancestors([matrix]))
         sizes = [self.forms.size(k, batch) for k in range(len(self.slots))]
-        check_joined_cost(
-            [constant_integer(size) for size in sizes],
-            [slot.value.type.ndim - batch for slot in self.slots],
-            [[j for j, block in enumerate(row) if block and block.full] for row in blocks],
-            any(sequence.row in above for sequence in loop.sequences),
-        )
-        check_step_matrices(loop, {slot.value: slot.next for slot in self.slots}, matrix)
+        if not self.at_any_cost:
+            check_joined_cost(
+                [constant_integer(size) for size in sizes],
+                [slot.value.type.ndim - batch for slot in self.slots],
+                [[j for j, block in enumerate(row) if block and block.full] for row in blocks],
+                any(sequence.row in above for sequence in loop.sequences),
+            )
+            check_step_matrices(loop, {slot.value: slot.next for slot in self.slots}, matrix)
         mask = None
         if not all(block and block.full for row in blocks for block in row):
             mask = self.mask(batch)
         offset = self.together([self.forms.offset(slot.next) for slot in self.slots], batch)
         shapes = [tuple(self.sizes(slot.value))[batch:] for slot in self.slots]
-        pieces = Pieces(sizes, shapes)
-        state = self.joined_state(matrix, offset, batch)
-        joined, sums = self.joined_loop(state, pieces, batch)
-        self.sizes.add_to(joined)
         shift = self.together([self.shift_of.get(id(slot.part)) for slot in self.slots], batch)
         recurrence = MatrixRecurrence("real", batch, matrix.mT, offset)
-        roles = Roles(state, recurrence, sums, shift, mask)
-        check_maps(joined, roles)
-        slotted = {id(slot.part) for slot in self.slots}
-        others = [part for part in self.parts if id(part) not in slotted]
-        outside = pieces.outside(self.sizes.outer_of)
-        return (
-            joined,
-            roles,
-            Joined(self.slots, state, outside, batch, self.parts, others, loop.reverse),
-        )
+        pieces = Pieces(sizes, shapes, batch)
+        return Roles(self.slots, recurrence, self.sums, shift, mask, pieces)
 
     # The joined matrix
 
@@ -556,7 +525,7 @@ class _Search:
                 if k == OFFSET:
                     continue
                 ties = enumerate(block.ties[:most])
-                mixed = [k for k, tie in ties if tie != k or k in block.sides]
+                mixed = [k for k, tie in ties if tie != k]
                 most = min([most, *mixed])
         return most
 
@@ -568,7 +537,7 @@ class _Search:
             loose = range(batch, slot.next.type.ndim)
             rows.append(
                 [
-                    forms.loosened(j, forms.opened(j, found[j]), loose) if j in found else None
+                    forms.loosened(j, found[j], loose) if j in found else None
                     for j in range(len(self.slots))
                 ]
             )
@@ -609,29 +578,6 @@ class _Search:
             raise NotLinearError("which states a step reads differs from step to step")
         return None if _all_true(made) else made.T
 
-    # The joined loop
-
-    def joined_state(self, matrix: Variable, offset: Variable | None, batch: int) -> State | Carry:
-        rows = [self.flat(slot.initial(self.loop.reverse), batch) for slot in self.slots]
-        if batch:
-            lead = tuple(rows[0].shape)[:batch]
-            rows = [pt.broadcast_to(row, (*lead, row.shape[-1])) for row in rows]
-        initial = rows[0] if len(rows) == 1 else pt.concatenate(rows, axis=-1)
-        row = initial.type()
-        product = pt.matmul(row[..., None, :], matrix)[..., 0, :] if batch else row @ matrix
-        following = product if offset is None else product + offset
-        if all(isinstance(slot.part, Carry) for slot in self.slots):
-            return Carry(initial, row, following)
-        untraced = all(isinstance(s.part, Carry) or s.part.untraced for s in self.slots)
-        return State(initial[None], {-1: row}, following, untraced)
-
-    def flat(self, value: Variable, batch: int) -> Variable:
-        core = value.type.ndim - batch
-        if core == 1:
-            return value
-        size = pt.prod(value.shape[batch:]) if core else pt.constant(1, dtype="int64")
-        return value.reshape((*tuple(value.shape)[:batch], size))
-
     def together(self, values: Sequence[Variable | None], batch: int) -> Variable | None:
         """Return values of the slots in the layout of the joined state, None if there are none."""
         if all(value is None for value in values):
@@ -648,38 +594,6 @@ class _Search:
             flat.append(value)
         return flat[0] if len(flat) == 1 else pt.concatenate(flat, axis=-1)
 
-    def joined_loop(
-        self, state: State | Carry, pieces: Pieces, batch: int
-    ) -> tuple[Loop, list[tuple[Carry, Variable]]]:
-        """Return the loop of the joined state, and its accumulators with what steps add."""
-        loop, value = self.loop, value_of(state)
-        changes = {}
-        for row, name in ((state.next, "next"), (value, "value")):
-            for k, slot in enumerate(self.slots):
-                changes[getattr(slot, name)] = pieces.of(row, k, batch)
-        # A value that is both, such as a tap that becomes the one before it, is one of before.
-        carries = [
-            Carry(carry.initial, carry.value, carry.next, carry.name) for carry, _ in self.sums
-        ]
-        joined = Loop(
-            n_steps=loop.n_steps,
-            sequences=list(loop.sequences),
-            states=[state] if isinstance(state, State) else [],
-            carries=[*([state] if isinstance(state, Carry) else []), *carries],
-            non_sequences=list(loop.non_sequences),
-            reverse=loop.reverse,
-            required_steps=loop.required_steps,
-            name=loop.name,
-            function=loop.function,
-        )
-        values = substitute([output.value for output in loop.outputs], changes)
-        joined.outputs = [
-            type(output)(value, output.name)
-            for output, value in zip(loop.outputs, values, strict=True)
-        ]
-        added = substitute([value for _, value in self.sums], changes)
-        return joined, list(zip(carries, added, strict=True))
-
 
 def check_maps(loop: Loop, parts: Roles) -> None:
     """Refuse loops that compute something beside the recurrence that is not for a batch.
@@ -688,11 +602,11 @@ def check_maps(loop: Loop, parts: Roles) -> None:
     ------
     NotLinearError
     """
-    part, recurrence = parts.recurrent, parts.recurrence
-    value = value_of(part)
+    recurrence = parts.recurrence
+    states = {v: v for slot in parts.slots for v in (slot.value, slot.next)}
     varying = {sequence.row: sequence.outer for sequence in loop.sequences}
     fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
-    known = OverTime(pt.constant(0), fixed, {**varying, value: value, part.next: part.next})
+    known = OverTime(pt.constant(0), fixed, varying | states)
     needed = [recurrence.matrix, *(added for _, added in parts.sums)]
     needed += [output.value for output in loop.outputs]
     optional = (recurrence.offset, parts.shift, parts.mask)

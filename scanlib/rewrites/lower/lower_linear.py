@@ -20,6 +20,8 @@ vector (`linear_recurrence`). Loops with `until` stay.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
@@ -28,7 +30,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib.ops.linker_features import compiles_step_products
-from scanlib.ops.loop import Loop, State
+from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.lowered.linear_scan import LinearOptions, Parts, history_of
 from scanlib.rewrites.edit import detach
@@ -36,7 +38,6 @@ from scanlib.rewrites.lower.linear_recurrence import (
     NotLinearError,
     Roles,
     find_recurrence,
-    value_of,
 )
 from scanlib.rewrites.over_time.peel import OverTime
 from scanlib.rewrites.simplify.simplify import replace
@@ -70,26 +71,25 @@ def explain_linear(node: Apply) -> str | None:
 
 
 def lower_linear(
-    node: Apply, read: list[bool], step_products: bool = False
+    node: Apply, read: list[bool], step_products: bool = False, at_any_cost: bool = False
 ) -> list[Variable | None]:
     """Return what replaces each output of a loop that is read, as graphs of its inputs.
+
+    Parameters
+    ----------
+    node : Apply
+    read : list of bool
+    step_products : bool
+        See `scanlib.ops.linker_features.CompilesStepProducts`.
+    at_any_cost : bool
+        Whether not to ask what the matrices cost; the loop need not have been simplified then.
 
     Raises
     ------
     NotLinearError
         If the loop is of another form.
     """
-    loop, parts, joined = find_recurrence(node)
-    if joined is not None:
-        values = lower_parts(loop, parts, joined.read(read), step_products)
-        return joined.results(values, read)
-    return lower_parts(loop, parts, read, step_products)
-
-
-def lower_parts(
-    loop: Loop, parts: Roles, read: list[bool], step_products: bool
-) -> list[Variable | None]:
-    """Return what replaces each output of a loop around a recurrence that is read."""
+    loop, parts = find_recurrence(node, at_any_cost)
     detached = detach(loop)
     try:
         lowering = LinearLowering(loop, parts, read, detached.checked(loop))
@@ -109,54 +109,81 @@ class LinearLowering:
         self.loop = loop
         self.parts = parts
         self.read = read
-        self.part = parts.recurrent
         self.over_time_fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
         self.sequence_values = sequences
         self.over_time = OverTime(loop.length(), self.over_time_fixed, self.sequence_values)
+        pieces = parts.pieces
+        self.pieces = pieces and pieces.changed(lambda size: self.over_time.value(size)[0])
+        self.start = self.initial()
+
+    def initial(self) -> Variable:
+        """Return the state before all steps, with an axis of time."""
+        slots = self.parts.slots
+        if self.pieces is not None:
+            return self.pieces.joined([slot.initial(self.loop.reverse) for slot in slots])[None]
+        part = slots[0].part
+        return part.initial if isinstance(part, State) else part.initial[None]
+
+    def of_slot(self, rows: Variable, k: int) -> Variable:
+        """Return the values of one slot in rows of the state."""
+        return rows if self.pieces is None else self.pieces.of(rows, k)
 
     def results(self) -> list[Variable | None]:
-        loop, over_time = self.loop, self.over_time
+        slots, over_time = self.parts.slots, self.over_time
         if self.parts.shift is not None:
             history = self.run_shifted()
-            over_time.add(value_of(self.part), history)
-            last = self.last_carry(history)
+            for k, slot in enumerate(slots):
+                over_time.add(slot.value, self.of_slot(history, k))
+            known = self.last_carries(history)
         else:
-            history, last = self.run()
-        if self.parts.shift is None and history is not None:
-            before, after = history[:-1], history[1:]
-            if loop.reverse:
-                before, after = after, before
-            over_time.add(value_of(self.part), before)
-            if self.part.next is not value_of(self.part):
-                over_time.add(self.part.next, after)
-        whole = isinstance(self.part, State) and not self.part.untraced
-        known = {id(self.part): history if whole else last}
-        return over_time.results(loop, self.read, known, self.parts.sums)
+            rows, last = self.run()
+            if rows is not None:
+                before, after = rows[:-1], rows[1:]
+                if self.loop.reverse:
+                    before, after = after, before
+                for k, slot in enumerate(slots):
+                    over_time.add(slot.next, self.of_slot(after, k))
+                # What is both, such as a tap that becomes the one before it, is one of before.
+                for k, slot in enumerate(slots):
+                    over_time.add(slot.value, self.of_slot(before, k))
+            known = {id(slot.part): self.of_part(slot.part, rows, last) for slot in slots}
+        return over_time.results(self.loop, self.read, known, self.parts.sums)
+
+    def of_part(self, part: State | Carry, rows: Variable | None, last: Variable) -> Variable:
+        """Return the result of one part, given the history, if there is one, and its last row."""
+        slots = {slot.tap: k for k, slot in enumerate(self.parts.slots) if slot.part is part}
+        if isinstance(part, Carry):
+            return self.of_slot(last, slots[-1])[0]
+        reverse = self.loop.reverse
+        if part.untraced or rows is None:
+            found = [self.of_slot(last, slots[tap]) for tap in sorted(slots, reverse=reverse)]
+        else:
+            found = [self.of_slot(rows, slots[-1])]
+            if len(slots) > 1:
+                more = part.initial[1:] if reverse else part.initial[:-1]
+                found.insert(len(found) if reverse else 0, more)
+        return found[0] if len(found) == 1 else pt.concatenate(found)
 
     def reads_states(self) -> bool:
         """Whether anything but the recurrence reads the states."""
-        state = [value_of(self.part), self.part.next]
+        states = {v for slot in self.parts.slots for v in (slot.value, slot.next)}
         fixed = [whole.inner for whole in self.loop.non_sequences]
         others = [value for _, value in self.parts.sums]
         others += [output.value for output in self.loop.outputs]
-        above = set(ancestors(others, blockers=[*state, *fixed]))
-        return any(variable in above for variable in state)
+        return not states.isdisjoint(ancestors(others, blockers=[*states, *fixed]))
 
     def run(self) -> tuple[Variable | None, Variable]:
-        """Return the history, if it is needed, and the state's last value or row."""
-        part, loop = self.part, self.loop
-        is_state = isinstance(part, State)
-        traced = (isinstance(part, State) and not part.untraced) or self.reads_states()
+        """Return the history, if it is needed, and its last row."""
+        loop = self.loop
+        stored = [slot.part for slot in self.parts.slots if isinstance(slot.part, State)]
+        traced = not all(part.untraced for part in stored) or self.reads_states()
         options, parts = self.recurrence(traced)
-        initial = part.initial if is_state else part.initial[None]
         told = parts.offset is not None or options.coefficient == "steps"
         n_steps = loop.length() if loop.n_steps is not None or not told else None
-        out = history_of(options, parts._replace(n_steps=n_steps, initial=initial))
+        out = history_of(options, parts._replace(n_steps=n_steps, initial=self.start))
         if not traced:
-            return None, out if is_state else out[0]
-        index = 0 if loop.reverse else -1
-        rows = out[:1] if loop.reverse else out[-1:]
-        return out, rows if is_state else out[index]
+            return None, out
+        return out, out[:1] if loop.reverse else out[-1:]
 
     def run_shifted(self) -> Variable:
         """Return all values of ``u = c + g``; see `linear_recurrence.shift_carries`."""
@@ -170,11 +197,11 @@ class LinearLowering:
         if options.coefficient == "steps":
             parts = parts._replace(matrix=parts.matrix[earlier])
         offset = shift[later] if parts.offset is None else shift[later] + parts.offset[earlier]
-        initial = self.part.initial[None] + shift[first]
+        initial = self.start + shift[first]
         return history_of(options, parts._replace(offset=offset, initial=initial))
 
-    def last_carry(self, history: Variable) -> Variable:
-        """Return the carry after the last step: one more step, if there was any."""
+    def last_carries(self, history: Variable) -> dict[int, Variable]:
+        """Return the carries after the last step: one more step, if there was any."""
         row = slice(None, 1) if self.loop.reverse else slice(-1, None)
         here = OverTime(
             pt.minimum(self.loop.length(), 1),
@@ -182,16 +209,19 @@ class LinearLowering:
             {inner: values[row] for inner, values in self.sequence_values.items()},
             self.over_time.step_products,
         )
-        here.add(value_of(self.part), history[row])
-        last = here.rows(self.part.next)
-        return pt.concatenate([last, self.part.initial[None]])[0]
+        for k, slot in enumerate(self.parts.slots):
+            here.add(slot.value, self.of_slot(history[row], k))
+        return {
+            id(slot.part): pt.concatenate([here.rows(slot.next), slot.part.initial[None]])[0]
+            for slot in self.parts.slots
+        }
 
     def recurrence(self, traced: bool) -> tuple[LinearOptions, Parts]:
         """Choose the form of the recurrence, and lay out what it reads."""
-        recurrence, ndim = self.parts.recurrence, value_of(self.part).type.ndim
+        recurrence, ndim = self.parts.recurrence, self.start.type.ndim - 1
         matrix, has_time = self.over_time.value(recurrence.matrix)
         if 1 in matrix.type.shape[-2:]:  # all states become the same, or are read alike
-            size = self.part_sizes()[recurrence.axis]
+            size = self.sizes()[recurrence.axis]
             matrix = pt.broadcast_to(matrix, (*tuple(matrix.shape)[:-2], size, size))
         lead = int(has_time)
         others = [matrix.type.shape[lead + k] == 1 for k in range(ndim - 1)]
@@ -214,7 +244,7 @@ class LinearLowering:
             kept: list[int] = []
         else:
             kept = [lead + k for k in used]
-            sizes = [self.part_sizes()[k] for k in batch]
+            sizes = [self.sizes()[k] for k in batch]
             target = list(matrix.shape)
             for k, size in zip(kept, sizes, strict=True):
                 target[k] = size
@@ -244,9 +274,9 @@ class LinearLowering:
             raise NotLinearError("which states a step reads differs from step to step")
         return value if side == "left" else value.T
 
-    def part_sizes(self) -> list[Variable]:
-        initial = self.part.initial
-        return list(initial.shape)[1:] if isinstance(self.part, State) else list(initial.shape)
+    def sizes(self) -> list[Variable]:
+        """Return the shape of the state."""
+        return list(self.start.shape)[1:]
 
     def offset(self) -> Variable | None:
         offset = self.parts.recurrence.offset
@@ -254,33 +284,27 @@ class LinearLowering:
 
     def full_rows(self, offset: Variable) -> Variable:
         """Return the values of a body variable at all steps, of the state's shape."""
-        ndim = value_of(self.part).type.ndim
-        if offset.type.ndim != ndim:
+        if offset.type.ndim != self.start.type.ndim - 1:
             raise NotLinearError("the offset has another rank than the state")
         value, has_time = self.over_time.value(offset)
-        state = self.part.initial.type.shape
-        state = state[1:] if isinstance(self.part, State) else state
+        state = self.start.type.shape[1:]
         row = value.type.shape[1:] if has_time else value.type.shape
         full = all(a != 1 or b == 1 for a, b in zip(row, state, strict=True))
         if has_time and full:
-            return pt.cast(value, value_of(self.part).type.dtype)
+            return pt.cast(value, self.start.type.dtype)
         value = value if has_time else value[None]
-        return pt.broadcast_to(value, (self.loop.length(), *self.part_sizes()))
+        return pt.broadcast_to(value, (self.loop.length(), *self.sizes()))
 
 
 def _untransposed(side: str, matrix: Variable) -> tuple[str, Variable]:
     """Return a side and matrix without a transposition: a vector may stand on either."""
-    node = matrix.owner
-    while node is not None and isinstance(node.op, DimShuffle):
-        order = node.op.new_order
-        ndim = len(order)
-        inner = node.inputs[0]
-        if order == tuple(range(inner.type.ndim)):
-            matrix, node = inner, inner.owner
-            continue
-        if order == (*range(ndim - 2), ndim - 1, ndim - 2) and inner.type.ndim == ndim:
-            side = "right" if side == "left" else "left"
-            matrix, node = inner, inner.owner
-            continue
-        break
-    return side, matrix
+    own: list[Any] = list(range(matrix.type.ndim))
+    turned = [*own[:-2], own[-1], own[-2]]
+    base, order, found = matrix, own, (side, matrix)
+    while base.owner is not None and isinstance(base.owner.op, DimShuffle):
+        before = base.owner.op.new_order
+        base, order = base.owner.inputs[0], [o if o == "x" else before[o] for o in order]
+        if order in (own, turned) and base.type.ndim == len(own):
+            other = "right" if side == "left" else "left"
+            found = (side if order == own else other), base
+    return found

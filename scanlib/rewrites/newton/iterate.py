@@ -1,10 +1,9 @@
 """Newton's iterations as a loop: what `scanlib.ops.lowered.newton_scan.NewtonScan` becomes.
 
 A loop with `until` carries the histories of all states and, for each member (of the batch along the
-axes of a `Linearization`),
-whether it has converged. A member that has, or that is lost (an item is not finite, and no damping
-is left to raise), stays as it is while others go on. No value is replaced by another because it is
-not finite: a loop with a member that is lost has not converged.
+axes of a `Linearization`), whether it has converged. A member that has, or that is lost (an item is
+not finite, and no damping is left to raise), stays as it is while others go on. No value is
+replaced by another because it is not finite: a loop with a member that is lost has not converged.
 
 A loop is linearized around a trajectory. With the trajectory `g` of the states,
 ``t = 0 … T-1``, the residuals and the correction are::
@@ -13,8 +12,8 @@ A loop is linearized around a trajectory. With the trajectory `g` of the states,
     δ_t = r_t + Σ_k κ J_{t,k} δ_{t-k},      δ = 0 before the first step
 
 with ``J_{t,k}`` the Jacobian of step `t` by the rows `k` steps back, or what stands for it, and `κ`
-one minus the damping. Axes of the states that are independent of one another are axes of a batch:
-`J` is then a batch of blocks, or of numbers where no axis is left (`elementwise`).
+one minus the damping. The sum over `k` is the tangent of the step: an affine loop, whose matrices
+and their structure the lowering finds (`scanlib.rewrites.lower`).
 
 The diagonal of a Jacobian follows from the structure of a step, without the Jacobian. What moves
 with a vector `m` is followed through the tangent of a step as
@@ -28,7 +27,8 @@ diagonal ``((V ∘ Wᵀ) a) ∘ b``. A third product in a row has no such form: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,8 +36,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import vectorize_graph
-from pytensor.graph.traversal import graph_inputs, toposort
-from pytensor.scalar import upcast
+from pytensor.graph.traversal import ancestors, graph_inputs, toposort
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
@@ -53,27 +52,39 @@ from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.lowered.newton_scan import MEMBERS, Newton, NewtonScan
 from scanlib.ops.messages import not_converged
 from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
+from scanlib.rewrites.lower.linear_recurrence import NotLinearError
+from scanlib.rewrites.lower.lower_linear import lower_linear
 from scanlib.rewrites.simplify import simplify
 
 # A state whose next value depends on another state, and how many steps back.
 Coupling = tuple[int, int, int]
 
 
-def along(loop: Loop, histories: Sequence[Variable], values: Sequence[Variable]) -> list[Variable]:
-    """Return what all steps of a loop compute where its states have known histories."""
+def at_all_steps(loop: Loop, histories: Sequence[Variable], name: str) -> Loop:
+    """Return a loop whose steps read what those of another read where states have known values."""
     taps = [
         SequencePart(history[state.depth + offset : offset], tap)
         for state, history in zip(loop.states, histories, strict=True)
         for offset, tap in state.taps.items()
     ]
-    steps = Loop(
+    return Loop(
         n_steps=loop.n_steps,
         sequences=[*loop.sequences, *taps],
-        non_sequences=loop.non_sequences,
-        outputs=[Output(value) for value in values],
-        name=f"{loop.name or 'loop'}_steps",
+        non_sequences=list(loop.non_sequences),
+        name=f"{loop.name or 'loop'}_{name}",
     )
+
+
+def along(loop: Loop, histories: Sequence[Variable], values: Sequence[Variable]) -> list[Variable]:
+    """Return what all steps of a loop compute where its states have known histories."""
+    steps = at_all_steps(loop, histories, "steps")
+    steps.outputs = [Output(value) for value in values]
     return steps.apply().outputs
+
+
+def _rows(loop: Loop, histories: Sequence[Variable]) -> list[Variable]:
+    """Return the rows that the steps of a loop wrote."""
+    return [h[s.depth :] for s, h in zip(loop.states, histories, strict=True)]
 
 
 @dataclass
@@ -85,128 +96,93 @@ class Linearization:
     loop : Loop
     axes : list of int
         The axes of the states that are axes of a batch: its members converge each by itself.
-    jacobians : dict of Coupling to Variable
-        Expressions in the body. For each member a matrix, its rows items of the next value, or,
-        with `elementwise`, what multiplies the state item by item.
-    elementwise : bool
-        Whether every item of a state is multiplied by a number of its own.
+    diagonals : dict of Coupling to Variable, or None
+        For each coupling that counts, an expression in the body: what stands for the Jacobian, a
+        number for each item of a state. None for the Jacobian itself.
     """
 
     loop: Loop
     axes: list[int]
-    jacobians: dict[Coupling, Variable]
-    elementwise: bool
-
-    def at(self, histories: Sequence[Variable]) -> tuple[list[Variable], dict[Coupling, Variable]]:
-        """Return the residuals of all steps, and their Jacobians."""
-        loop, couplings = self.loop, list(self.jacobians)
-        nexts = [state.next for state in loop.states]
-        found = along(loop, histories, [*nexts, *self.jacobians.values()])
-        residuals = self._minus(found[: len(nexts)], histories)
-        return residuals, dict(zip(couplings, found[len(nexts) :], strict=True))
+    diagonals: dict[Coupling, Variable] | None = None
 
     def residuals(self, histories: Sequence[Variable]) -> list[Variable]:
-        """Return the residuals of all steps alone."""
+        """Return the residuals of all steps."""
         nexts = along(self.loop, histories, [state.next for state in self.loop.states])
-        return self._minus(nexts, histories)
-
-    def _minus(self, nexts: Sequence[Variable], histories: Sequence[Variable]) -> list[Variable]:
-        states = zip(self.loop.states, nexts, histories, strict=True)
-        return [after - history[state.depth :] for state, after, history in states]
+        return [a - b for a, b in zip(nexts, _rows(self.loop, histories), strict=True)]
 
     def correction(
-        self,
-        residuals: Sequence[Variable],
-        jacobians: dict[Coupling, Variable],
-        kept: Variable | None,
-    ) -> list[Variable]:
-        """Return the corrections of all states at all steps: those of an affine loop.
+        self, histories: Sequence[Variable], kept: Variable | None
+    ) -> tuple[list[Variable], list[Variable]]:
+        """Return the corrections of all states at all steps, and the residuals.
 
-        It is elementwise, or of vectors; the lowering makes one vector of several states and taps.
+        The corrections are the states of an affine loop. Where its steps multiply with matrices, it
+        is a matrix recurrence, whatever its matrices of all steps cost.
 
         Parameters
         ----------
-        residuals, jacobians
-            As `at` returns them.
+        histories : sequence of Variable
         kept : Variable or None
             The share `κ` of the Jacobians that is kept, for each member; None for all of it.
         """
-        if kept is not None:
-            jacobians = {key: self._share(kept, jac) * jac for key, jac in jacobians.items()}
-        moved = residuals if self.elementwise else [self.as_vectors(rows) for rows in residuals]
-        dtype = upcast(*(rows.type.dtype for rows in moved))
-        loop = Loop(name=f"{self.loop.name or 'loop'}_correction")
+        states = self.loop.states
+        steps = at_all_steps(self.loop, histories, "correction")
+        share = None if kept is None else kept.type()
+        if share is not None:
+            steps.non_sequences.append(NonSequence(kept, share))
+        moved: dict[tuple[int, int], Variable] = {}
+        for source, state in enumerate(states):
+            kind, order = _like(state), self.members_first(_like(state).ndim)
+            initial = pt.zeros_like(state.initial).dimshuffle(0, *(axis + 1 for axis in order))
+            taps = {offset: row_type(initial)() for offset in state.taps}
+            steps.states.append(State(initial, taps, taps[max(taps)]))
+            for offset, tap in taps.items():
+                own = tap.dimshuffle(*map(order.index, range(kind.ndim)))
+                own = own if share is None else own * self.over_row(share, kind.ndim)
+                moved[source, offset] = own
+        nexts, given = [state.next for state in states], _rows(self.loop, histories)
+        if self.diagonals is None:
+            pairs = [(states[i].taps[offset], own) for (i, offset), own in moved.items()]
+            changes = step_tangents(nexts, pairs)
+            rows = [row_type(each)() for each in given]
+            steps.sequences += map(SequencePart, given, rows)
+            errors = [after - row for after, row in zip(nexts, rows, strict=True)]
+            steps.outputs = [Output(error) for error in errors]
+        else:
+            found = along(self.loop, histories, [*nexts, *self.diagonals.values()])
+            residuals = [after - row for after, row in zip(found, given, strict=False)]
+            read = [*residuals, *found[len(states) :]]
+            rows = [row_type(each)() for each in read]
+            steps.sequences = list(map(SequencePart, read, rows))
+            errors, changes = rows[: len(states)], [pt.zeros((), v.dtype) for v in residuals]
+            for (to, i, offset), factor in zip(self.diagonals, rows[len(states) :], strict=True):
+                changes[to] = changes[to] + factor * moved[i, offset]
+        for state, error, change in zip(steps.states, errors, changes, strict=True):
+            state.next = (error + change).dimshuffle(*self.members_first(error.type.ndim))
+        made = steps.apply()
+        results: list[Variable] = made.node.outputs
+        if self.diagonals is None:
+            with suppress(NotLinearError):
+                results = lower_linear(made.node, [True] * len(results), at_any_cost=True)
+            residuals = results[len(states) :]
+        corrections = []
+        for vectors in _rows(self.loop, results[: len(states)]):
+            order = self.members_first(vectors.type.ndim - 1)
+            back = [order.index(axis) + 1 for axis in range(len(order))]
+            corrections.append(vectors.dimshuffle(0, *back))
+        return corrections, residuals
 
-        def row_of(rows: Variable) -> Variable:
-            rows = rows if self.elementwise else pt.cast(rows, dtype)
-            row = row_type(rows)()
-            loop.sequences.append(SequencePart(rows, row))
-            return row
-
-        for state, rows in zip(self.loop.states, moved, strict=True):
-            row = row_of(rows)
-            sizes = [state.depth, *list(rows.shape)[1:]]
-            initial = (
-                pt.zeros_like(state.initial) if self.elementwise else pt.zeros(sizes, dtype=dtype)
-            )
-            kind = _like(state) if self.elementwise else row.type
-            loop.states.append(State(initial, {k: kind() for k in state.taps}, row))
-        for (to, source, offset), rows in jacobians.items():
-            state, tap = loop.states[to], loop.states[source].tap(offset)
-            state.next = state.next + self._times(row_of(rows), tap)
-        found = [
-            history[state.depth :]
-            for history, state in zip(loop.apply().histories, loop.states, strict=True)
-        ]
-        if self.elementwise:
-            return found
-        return [self.as_rows(*pair) for pair in zip(found, residuals, strict=True)]
-
-    def _share(self, kept: Variable, jacobian: Variable) -> Variable:
-        if self.elementwise:
-            return self.over_row(kept, jacobian.type.ndim - 1)
-        return pt.expand_dims(kept, (-2, -1))
-
-    def _times(self, jacobian: Variable, moved: Variable) -> Variable:
-        if self.elementwise:
-            return jacobian * moved
-        return pt.matmul(jacobian, moved[..., None])[..., 0] if self.axes else jacobian @ moved
-
-    # Rows as vectors, one for each member
+    def members_first(self, ndim: int) -> list[int]:
+        """Return the axes of a row, those of the batch before the others."""
+        return [*self.axes, *self.rest(ndim)]
 
     def rest(self, ndim: int) -> list[int]:
         """Return the axes of a row that are not those of the batch."""
         return [axis for axis in range(ndim) if axis not in self.axes]
 
-    def as_vectors(self, rows: Variable) -> Variable:
-        """Return rows over time as vectors, of shape (T, *batch, size)."""
-        rest = self.rest(rows.type.ndim - 1)
-        moved = rows.dimshuffle(0, *(axis + 1 for axis in [*self.axes, *rest]))
-        if len(rest) == 1:
-            return moved
-        sizes = list(moved.shape)[: 1 + len(self.axes)]
-        return moved.reshape((*sizes, product(rows.shape[axis + 1] for axis in rest)))
-
-    def as_rows(self, vectors: Variable, like: Variable) -> Variable:
-        """Return vectors as rows over time again."""
-        rest = self.rest(like.type.ndim - 1)
-        order = [0, *(axis + 1 for axis in [*self.axes, *rest])]
-        if len(rest) != 1:
-            vectors = vectors.reshape([like.shape[axis] for axis in order], ndim=len(order))
-        return pt.cast(vectors.transpose([order.index(k) for k in range(len(order))]), like.dtype)
-
     def over_row(self, members: Variable, ndim: int) -> Variable:
         """Return one number for each member as what broadcasts against a row."""
         places = [self.axes.index(axis) if axis in self.axes else "x" for axis in range(ndim)]
         return members.dimshuffle(*places)
-
-
-def product(sizes: Iterable[Variable]) -> Variable:
-    """Return a product of sizes."""
-    total = pt.constant(1, dtype="int64")
-    for size in sizes:
-        total = total * size
-    return total
 
 
 def linearize(loop: Loop, jacobian: str) -> Linearization:
@@ -215,56 +191,27 @@ def linearize(loop: Loop, jacobian: str) -> Linearization:
     Parameters
     ----------
     loop : Loop
-    jacobian : {"auto", "full", "block", "diagonal"}
+    jacobian : {"auto", "block", "diagonal"}
         See `scanlib.ops.lowered.newton_scan.Newton`.
     """
     states = loop.states
     taps = [list(state.taps.values()) for state in states]
-    found = independent_axes(taps, [state.next for state in states])
-    couplings = _couplings(loop)
-    ndims = {each[0].type.ndim for each in taps}
-    if jacobian == "full" or not _have_equal_sizes(taps, found, couplings):
-        found = []
-    axes, exact = found, ndims == {len(found)}
-    couplings = {key: value for key, value in couplings.items() if _counts(loop, key, jacobian)}
-    result = Linearization(loop, axes, {}, elementwise=exact and jacobian != "full")
-    if result.elementwise:
-        result.jacobians = {
-            coupling: conform(
-                _for_ones(tangent, moved, _tap(loop, coupling)), _like(states[coupling[0]])
-            )
-            for coupling, (tangent, moved) in couplings.items()
-        }
-        return result
-    diagonal = jacobian not in ("auto", "full")
-    known: dict[Coupling, Variable] = {}
-    if diagonal and not axes:
-        pairs = ((key, diagonal_of(*pair)) for key, pair in couplings.items())
-        known = {key: value for key, value in pairs if value is not None}
-    matrices = {
-        coupling: matrix
-        for coupling, (tangents, moved) in couplings.items()
-        if coupling not in known
-        and (matrix := _matrix(result, loop, coupling, tangents, moved)) is not None
-    }
-    if not diagonal:
-        result.jacobians = matrices
-        return result
-    result.elementwise = True
-    for coupling, value in known.items():
-        own = _for_ones(value, couplings[coupling][1], _tap(loop, coupling))
-        result.jacobians[coupling] = conform(own, _like(states[coupling[0]]))
-    for (to, source, offset), matrix in matrices.items():
-        like = next(iter(states[to].taps.values()))
-        items = pt.diagonal(matrix, axis1=-2, axis2=-1)
-        rows = result.as_rows(pt.expand_dims(items, 0), pt.expand_dims(like, 0))[0]
-        result.jacobians[to, source, offset] = rows
+    nexts = [state.next for state in states]
+    axes = independent_axes(taps, nexts)
+    result = Linearization(loop, axes if _have_equal_sizes(taps, nexts, axes) else [])
+    if jacobian != "auto":
+        result.diagonals = {}
+        for source, state in enumerate(states):
+            for offset, tap in state.taps.items():
+                for to, other in enumerate(states):
+                    if jacobian == "block":
+                        counts = _like(other).shape == _like(state).shape
+                    else:
+                        counts = (to, offset) == (source, -1)
+                    value = _diagonal(result, other.next, tap) if counts else None
+                    if value is not None:
+                        result.diagonals[to, source, offset] = conform(value, _like(other))
     return result
-
-
-def _for_ones(tangent: Variable, moved: Variable, tap: Variable) -> Variable:
-    """Return the tangent where every item moves by one."""
-    return substitute([tangent], {moved: pt.ones_like(tap)})[0]
 
 
 def _like(state: State) -> TensorType:
@@ -272,71 +219,45 @@ def _like(state: State) -> TensorType:
     return next(iter(state.taps.values())).type
 
 
-def _tap(loop: Loop, coupling: Coupling) -> Variable:
-    """Return the body variable that a coupling is the derivative by."""
-    _, source, offset = coupling
-    return loop.states[source].taps[offset]
-
-
 def _have_equal_sizes(
-    taps: Sequence[Sequence[Variable]], axes: Sequence[int], couplings: Iterable[Coupling]
+    taps: Sequence[Sequence[Variable]], nexts: Sequence[Variable], axes: Sequence[int]
 ) -> bool:
     """Whether all states are known to have as many members: their steps would differ otherwise."""
     shapes = {tuple(each[0].type.shape[axis] for axis in axes) for each in taps}
     if len(shapes) == 1 and None not in shapes.pop():
         return True
-    groups = [{i} for i in range(len(taps))]
-    for to, source, _ in couplings:
-        joined = [group for group in groups if group & {to, source}]
-        groups = [group for group in groups if group not in joined] + [set().union(*joined)]
+    linked = [{*own, following} for own, following in zip(taps, nexts, strict=True)]
+    for own, following in zip(linked, nexts, strict=True):
+        own.update(set(ancestors([following])).intersection(*[[t for each in taps for t in each]]))
+    groups: list[set[Variable]] = []
+    for own in linked:
+        joined = [group for group in groups if group & own]
+        groups = [group for group in groups if group not in joined] + [own.union(*joined)]
     return len(groups) == 1
 
 
-def _counts(loop: Loop, coupling: Coupling, jacobian: str) -> bool:
-    """Whether the Jacobian that is asked for has a coupling."""
-    to, source, offset = coupling
-    if jacobian == "block":
-        return _like(loop.states[to]).shape == _like(loop.states[source]).shape
-    return jacobian != "diagonal" or (to == source and offset == -1)
-
-
-def _couplings(loop: Loop) -> dict[Coupling, tuple[Variable, Variable]]:
-    """Return, for each coupling, the tangent of the next value, and the tangent that moves it."""
-    found: dict[Coupling, tuple[Variable, Variable]] = {}
-    nexts = [state.next for state in loop.states]
-    for source, state in enumerate(loop.states):
-        for offset, tap in state.taps.items():
-            moved = tap.type()
-            for to, tangent in enumerate(step_tangents(nexts, [(tap, moved)])):
-                if moved in graph_inputs([tangent]):
-                    found[to, source, offset] = tangent, moved
-    return found
-
-
-def _matrix(
-    structure: Linearization, loop: Loop, coupling: Coupling, tangent: Variable, moved: Variable
-) -> Variable | None:
-    """Return the Jacobian of one coupling: for each member, one matrix."""
-    tap = _tap(loop, coupling)
-    to, *_ = coupling
-    like = next(iter(loop.states[to].taps.values()))
-    rest = structure.rest(tap.type.ndim)
-    size = product(tap.shape[axis] for axis in rest)
-    units = pt.eye(size, dtype=tap.type.dtype)
-    if len(rest) != tap.type.ndim or len(rest) != 1:
-        one = pt.constant(1, dtype="int64")
-        shape = [tap.shape[k] if k in rest else one for k in range(tap.type.ndim)]
-        units = pt.broadcast_to(units.reshape((size, *shape)), [size, *list(tap.shape)])
-    kind = TensorType(units.type.dtype, shape=(None, *moved.type.shape))
-    (columns,) = vectorize_graph([tangent], {moved: conform(units, kind)})
+def _diagonal(linear: Linearization, following: Variable, tap: Variable) -> Variable | None:
+    """Return the diagonal of the Jacobian of a next value by a past one, None if it is zero."""
+    moved = tap.type()
+    (tangent,) = step_tangents([following], [(tap, moved)])
+    if moved not in graph_inputs([tangent]):
+        return None
+    known = None if linear.axes else diagonal_of(tangent, moved)
+    if known is not None:
+        return substitute([known], {moved: pt.ones_like(tap)})[0]
+    # Of unit vectors, one for each item of a member, each item's own column has its row.
+    shape = [tap.shape[axis] for axis in range(tap.type.ndim)]
+    rest = linear.rest(tap.type.ndim)
+    size = pt.prod(pt.stack([shape[axis] for axis in rest])) if rest else pt.constant(1)
+    one = pt.constant(1, dtype="int64")
+    own = [shape[axis] if axis in rest else one for axis in range(tap.type.ndim)]
+    units = pt.broadcast_to(pt.eye(size, dtype="bool").reshape([size, *own]), [size, *shape])
+    vectors = pt.cast(units, tap.type.dtype)
+    kind = TensorType(tap.type.dtype, shape=(None, *moved.type.shape))
+    (columns,) = vectorize_graph([tangent], {moved: conform(vectors, kind)})
     if columns.type.ndim == tangent.type.ndim:  # nothing moves it
         return None
-    own = structure.rest(like.type.ndim)
-    matrix = columns.dimshuffle(*(axis + 1 for axis in [*structure.axes, *own]), 0)
-    if len(own) != 1:
-        sizes = [like.shape[axis] for axis in structure.axes]
-        matrix = matrix.reshape((*sizes, product(like.shape[axis] for axis in own), size))
-    return matrix
+    return pt.switch(units, columns, pt.zeros((), columns.type.dtype)).sum(axis=0)
 
 
 @dataclass
@@ -576,13 +497,12 @@ def _iterate(
     """Write one iteration into the next values of the carries."""
     old = [part.value for part in histories]
     states = linear.loop.states
-    residuals, jacobians = linear.at(old)
     share: Variable | None = None
     if options.damping == "adaptive":
         share = members.kept.value
     elif not isinstance(options.damping, str) and options.damping:
         share = pt.full_like(members.kept.value, 1 - options.damping)
-    moved = linear.correction(residuals, jacobians, share)
+    moved, residuals = linear.correction(old, share)
     new = [
         pt.concatenate([rows[: state.depth], rows[state.depth :] + delta])
         for rows, delta, state in zip(old, moved, states, strict=True)
