@@ -2,20 +2,18 @@
 
 The length of an array is one number; that of a batch of arrays is, for `vectorize_graph`, a batch
 of equal numbers. A loop takes one number of steps for the whole batch. `common` finds the number
-that such a batch is made of; `steps_of_batch` compares the numbers when they are known, where it
-finds none. `whole_batch` makes one slice, or one shape, of those of all members, where their
-numbers are the same.
+that such a batch is made of. `whole_batch` makes one slice, or one shape, of those of all members,
+where their numbers are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc, Join, join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -25,11 +23,10 @@ from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import join_of, vectorize_rule
 
-Known = Mapping[Variable, Variable]
 SIZED = Alloc | IncSubtensor | Reshape | Subtensor
 
 
-def common(variable: Variable, rank: int, known: Known | None = None) -> Variable | None:
+def common(variable: Variable, rank: int) -> Variable | None:
     """Return what all members of a batch have in common, None if they may differ.
 
     Parameters
@@ -37,12 +34,7 @@ def common(variable: Variable, rank: int, known: Known | None = None) -> Variabl
     variable : Variable
         A tensor whose first `rank` axes are those of the batch.
     rank : int
-    known : mapping of Variable to Variable, optional
-        Batches of equal values, and the value of each.
     """
-    known = known or {}
-    if variable in known:
-        return known[variable]
     if not rank:
         return variable
     is_one = all(variable.type.broadcastable[:rank])
@@ -52,7 +44,7 @@ def common(variable: Variable, rank: int, known: Known | None = None) -> Variabl
     # are put side by side, PyTensor takes numbers of two axes for matrices.
     if isinstance(variable, Constant):
         return _common_constant(variable, rank)
-    found = _common_result(variable, rank, known)
+    found = _common_result(variable, rank)
     return without_axes(variable, rank) if found is None and is_one else found
 
 
@@ -66,14 +58,14 @@ def without_axes(variable: Variable, rank: int) -> Variable:
     return variable.squeeze(tuple(range(rank)))
 
 
-def _common_result(variable: Variable, rank: int, known: Known) -> Variable | None:
+def _common_result(variable: Variable, rank: int) -> Variable | None:
     """Return what all members have in common of what a node computes, if that can be told."""
     node = variable.owner
     if node is None:
         return None
     if isinstance(node.op, Alloc):
         return _common_fill(*node.inputs, rank=rank)
-    found = of_one_member(node, rank, lambda part: common(part, rank, known))
+    found = of_one_member(node, rank, lambda part: common(part, rank))
     return None if found is None else found[node.outputs.index(variable)]
 
 
@@ -146,43 +138,7 @@ def _common_fill(value: Variable, *sizes: Variable, rank: int) -> Variable | Non
     return pt.alloc(value, *sizes[rank:]) if len(sizes) > rank else value
 
 
-def steps_of_batch(
-    n_steps: Variable, others: Sequence[Variable], check: CheckAndRaise
-) -> tuple[Variable, Known]:
-    """Return the number of steps of all loops of a batch.
-
-    Parameters
-    ----------
-    n_steps : Variable
-        The number of steps of each loop.
-    others : sequence of Variable
-        Other inputs with all axes of the batch: there must be a number for each.
-    check : CheckAndRaise
-        Raises an error that names the loop where numbers differ.
-
-    Returns
-    -------
-    steps : Variable
-        The one number of all loops; where it is not known to be one, they are compared when the
-        loop runs. A batch of no loops takes no steps then.
-    known : mapping of Variable to Variable
-        For `common`: the batch of numbers, and that one.
-    """
-    rank = n_steps.type.ndim
-    steps = common(n_steps, rank)
-    if steps is None:
-        # A zero more, so that there is a number where there is no loop.
-        found = pt.concatenate([n_steps.ravel(), pt.zeros((1,), dtype=n_steps.type.dtype)])[0]
-        same = [pt.all(pt.eq(n_steps, found))]
-        for other in others:
-            for axis in range(rank):
-                if not (n_steps.type.broadcastable[axis] or other.type.broadcastable[axis]):
-                    same.append(pt.eq(n_steps.shape[axis], other.shape[axis]))
-        steps = check(found, *same)
-    return steps, {n_steps: steps}
-
-
-def whole_batch(variable: Variable, known: Known | None = None) -> Variable | None:
+def whole_batch(variable: Variable) -> Variable | None:
     """Return slices or shapes of a batch, or writes into slices, as one of the whole batch.
 
     `vectorize_graph` makes one for each member of the batch where the ends are a batch of numbers.
@@ -200,7 +156,7 @@ def whole_batch(variable: Variable, known: Known | None = None) -> Variable | No
     for k, (value, core) in enumerate(zip(node.inputs, op.inputs_sig, strict=True)):
         is_one = all(value.type.broadcastable[:rank])
         if k >= first and (not core or isinstance(op.core_op, Reshape)):
-            number = common(value, rank, known)
+            number = common(value, rank)
             if number is None:
                 return None
             # PyTensor makes no other slices where an end is one for all, but other shapes.

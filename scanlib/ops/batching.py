@@ -20,28 +20,16 @@ from dataclasses import dataclass, field
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.op import Op
 from pytensor.graph.replace import vectorize_graph
-from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib._compat import vectorize_rule
-from scanlib.lengths.batches import Known, steps_of_batch, whole_batch
-from scanlib.ops.errors import StepCountError
+from scanlib.lengths.batches import common, whole_batch
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
 from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
-
-
-def one_number_of_steps(op: Op) -> CheckAndRaise:
-    """Return the check that all loops of a batch take as many steps."""
-    return CheckAndRaise(
-        StepCountError,
-        f"{op}: n_steps must be the same number for every loop of a batch; for loops that differ, "
-        "use the largest one and `until`",
-    )
 
 
 @vectorize_rule.register(Scan)
@@ -99,45 +87,32 @@ class _Batcher:
     def _agree_on_steps(self) -> None:
         """Give all loops of the batch one number of steps, and slices of one length."""
         ranks = [_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)]
-        known: Known = {}
         if self.op.signature.has_n_steps:
-            self.loop.n_steps, *rest = self.given
-            if ranks[0]:
-                same = [v for v, rank in zip(rest, ranks[1:], strict=True) if rank == ranks[0]]
-                self.loop.n_steps, known = steps_of_batch(
-                    self.given[0], same[:1], one_number_of_steps(self.op)
+            steps = common(self.given[0], ranks[0])
+            if steps is None:
+                raise NotImplementedError(
+                    f"{self.op}: n_steps has to be known to be the same number for every loop of a "
+                    "batch; take one number for all, and `until` for loops that end before"
                 )
-                self.batched_steps = True
+            self.loop.n_steps, self.batched_steps = steps, ranks[0] > 0
         for k, (variable, rank) in enumerate(zip(self.given, ranks, strict=True)):
-            whole = whole_batch(variable, known) if rank else None
+            whole = whole_batch(variable) if rank else None
             self.given[k] = variable if whole is None else whole
 
     def _equalize(self) -> None:
         """Give all batched inputs the whole batch shape."""
-        batched = [
-            i
-            for i, (core, new) in enumerate(zip(self.node.inputs, self.given, strict=True))
-            if _rank(core, new)
-        ]
-        shapes = {
-            tuple(self.given[i].type.shape[: _rank(self.node.inputs[i], self.given[i])])
-            for i in batched
-        }
-        uneven = len({len(shape) for shape in shapes}) > 1 or (
-            len(shapes) > 1 and any(1 in shape for shape in shapes)
-        )
-        if not batched:
-            self.shape = []
+        ranks = [_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)]
+        batched = {i: rank for i, rank in enumerate(ranks) if rank}
+        shapes = {tuple(self.given[i].type.shape[:rank]) for i, rank in batched.items()}
+        is_uneven = len(shapes) > 1 and any(1 in shape for shape in shapes)
+        if not is_uneven and len(set(map(len, shapes))) <= 1:
+            self.shape = [s for i in [*batched][:1] for s in list(self.given[i].shape)[: self.rank]]
             return
-        if not uneven:
-            self.shape = list(self.given[batched[0]].shape)[: self.rank]
-            return
-        parts = [_sizes(self.given[i], _rank(self.node.inputs[i], self.given[i])) for i in batched]
-        self.shape = list(pt.broadcast_shape(*map(tuple, parts), arrays_are_shapes=True))
-        for i in batched:
-            core = self.node.inputs[i]
-            sizes = list(self.given[i].shape)[_rank(core, self.given[i]) :]
-            self.given[i] = pt.broadcast_to(self.given[i], [*self.shape, *sizes])
+        sizes = [tuple(_sizes(self.given[i], rank)) for i, rank in batched.items()]
+        self.shape = list(pt.broadcast_shape(*sizes, arrays_are_shapes=True))
+        for i, rank in batched.items():
+            rest = list(self.given[i].shape)[rank:]
+            self.given[i] = pt.broadcast_to(self.given[i], [*self.shape, *rest])
 
     # Inputs
 

@@ -252,7 +252,7 @@ def _sizes_in_bytes(loop: Loop, least: bool = False) -> tuple[Any, Any]:
     return start, max(step, 1) if isinstance(step, int) else step
 
 
-_GENERATOR = 64  # of a generator of the default kind
+_GENERATOR = 256  # of a generator of the default kind
 
 
 def _bytes(variable: Variable, first: int, least: bool) -> Any:

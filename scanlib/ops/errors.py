@@ -34,7 +34,7 @@ class SpecifiedShapeError(AssertionError):
 
 
 class StepCountError(LoopError):
-    """The number of steps is negative, or differs between the loops of a batch."""
+    """The number of steps is negative."""
 
 
 class SequenceLengthError(LoopError):

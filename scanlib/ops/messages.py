@@ -93,8 +93,10 @@ class Messages:
         if self.signature.has_n_steps:
             needed = f"the loop takes {self.steps_argument}={{}} steps"
         fix = "cut what is longer, as in x[:n]"
-        if self.signature.has_n_steps and self.labels.function != "loop":
-            fix = "pass a longer sequence or fewer steps"  # `scan` has cut the longer ones
+        if self.signature.has_n_steps:
+            fix = "give as many rows as steps"
+            if self.labels.function != "loop":  # longer ones have been cut
+                fix = "pass a longer sequence or fewer steps"
         return f"{self.prefix}{text} gives {{}} rows, but {needed}; {fix}"
 
     def initial_rows(self, position: int) -> str:

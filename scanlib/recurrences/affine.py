@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.scalar as ps
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 
 from scanlib.kernels.language import Type, Value
 from scanlib.kernels.spans import Same
@@ -44,7 +44,7 @@ from scanlib.recurrences.block_scans import (
     Steps,
     halves,
 )
-from scanlib.recurrences.coefficients import Coefficient, added, narrowed, replaced
+from scanlib.recurrences.coefficients import Coefficient, added, replaced
 from scanlib.recurrences.form import (
     Component,
     Elements,
@@ -87,19 +87,18 @@ def recognize(component: Component) -> Recurrence:
     if dtype == "bool":
         raise NotInFamilyError("arithmetic on truth values is no affine recurrence")
     forms = component.propagate(
-        lambda part, tap: AffineForm({(part, tap): None}, None), _Step(component, dtype).forms
+        lambda part, tap: AffineForm({(part, tap): None}, None), _Step(component).forms
     )
     elements = Elements(dtype)
     terms, constants = [], []
     for own, value in component.nexts.items():
         form = forms[own] or AffineForm({}, value)
-        keys = sorted(form.coefficients, key=lambda key: (key[0], -key[1]))
-        terms.append(
-            tuple(
-                Term(part, tap, elements.add(_element(form.coefficients[part, tap], dtype)))
-                for part, tap in keys
-            )
-        )
+        own_terms = []
+        for part, tap in sorted(form.coefficients, key=lambda key: (key[0], -key[1])):
+            known = form.coefficients[part, tap]
+            factor = None if known is None else elements.add(known.guarded())
+            own_terms.append(Term(part, tap, factor))
+        terms.append(tuple(own_terms))
         constants.append(elements.add(form.constant))
     return elements.recurrence("affine", component, tuple(terms), tuple(constants))
 
@@ -109,12 +108,12 @@ class _Step:
     """From the forms of a node's inputs to those of its outputs."""
 
     component: Component
-    dtype: str
 
     def forms(self, node: Apply, given: list[AffineForm | None]) -> list[AffineForm]:
         op, dtype = node.op, node.outputs[0].type.dtype
-        if isinstance(op, ps.Cast | ps.Identity) and self.keeps_numbers(node):
-            assert given[0] is not None
+        # A cast rounds what the elements would keep.
+        is_same = isinstance(op, ps.Cast | ps.Identity) and node.inputs[0].type.dtype == dtype
+        if is_same and given[0] is not None:
             return [given[0]]
         if isinstance(op, ps.Switch) and given[0] is None:
             return [self.switch(node, given)]
@@ -132,7 +131,7 @@ class _Step:
         if isinstance(op, ps.Mul):
             return [self.multiply(node, inputs, given)]
         if isinstance(op, ps.TrueDiv) and given[1] is None and given[0] is not None:
-            return [_divided(given[0], inputs[1])]
+            return [_scaled(given[0], _inverse(inputs[1]))]
         raise NotInFamilyError(f"{op} of {self.named(node, given)} is not affine")
 
     def named(self, node: Apply, given: list[AffineForm | None]) -> str:
@@ -142,13 +141,6 @@ class _Step:
                 if part is not None:
                     return self.component.name(self.component.taps[part[0]][part[1]])
         return "a state"
-
-    def keeps_numbers(self, node: Apply) -> bool:
-        """Whether a cast rounds no more than every operation on the states does."""
-        before, after = node.inputs[0].type.dtype, node.outputs[0].type.dtype
-        if kind(node.inputs[0]) in "biu" or kind(node.outputs[0]) in "biu":
-            return before == after
-        return np.can_cast(before, after) or np.can_cast(self.dtype, after)
 
     def lift(self, value: Variable, form: AffineForm | None) -> AffineForm:
         return AffineForm({}, value) if form is None else form
@@ -218,14 +210,6 @@ def _guarded(coefficient: Coefficient | None, one: Variable) -> Variable:
     return one if coefficient is None else coefficient.guarded()
 
 
-def _element(coefficient: Coefficient | None, dtype: str) -> Variable | None:
-    """Return a coefficient as an element of states of a dtype."""
-    if coefficient is None:
-        return None
-    value = coefficient.guarded()
-    return value if value.type.dtype == dtype else narrowed(value, dtype)
-
-
 def _plus(a: AffineForm, b: AffineForm) -> AffineForm:
     coefficients = dict(a.coefficients)
     for key, value in b.coefficients.items():
@@ -253,14 +237,10 @@ def _scaled(form: AffineForm, factor: Variable) -> AffineForm:
     )
 
 
-def _divided(form: AffineForm, divisor: Variable) -> AffineForm:
-    return AffineForm(
-        {
-            key: Coefficient(ps.reciprocal(divisor)) if known is None else known.over(divisor)
-            for key, known in form.coefficients.items()
-        },
-        None if form.constant is None else ps.true_div(form.constant, divisor),
-    )
+def _inverse(divisor: Variable) -> Variable:
+    if isinstance(divisor, Constant) and np.abs(divisor.data) > 1e-30:
+        return _number(1 / divisor.data, divisor.type.dtype)
+    return ps.reciprocal(divisor)
 
 
 # Formulas and scan

@@ -52,26 +52,13 @@ class Coefficient:
             return replace(self, value=product)
         if _is_ordinary(self.value) and not self.partial and not _is_small(self.value):
             return Coefficient(product)
-        return self._then(product, factor, _is_zero(factor))
-
-    def over(self, divisor: Variable) -> Coefficient:
-        """Return the coefficient after a division."""
-        quotient = ps.true_div(self.value, divisor)
-        if not _may_leave_range(quotient):
-            return Coefficient(quotient)
-        if _is_ordinary(divisor) and np.abs(divisor.data) <= 1:
-            return replace(self, value=quotient)
-        infinite = ps.eq(ps.abs(divisor), _like(np.inf, quotient))
-        return self._then(quotient, divisor, infinite)
-
-    def _then(self, product: Variable, factor: Variable, zero: Variable) -> Coefficient:
         partial, zeros = self.partial, self.zeros
         if not self.partial and not self.zeros and not isinstance(self.value, Constant):
             zeros = (_is_zero(self.value),)
         if not (_is_ordinary(factor) or _is_ordinary(self.value)):
             partial = (*partial, self.value)
         if not isinstance(factor, Constant):
-            zeros = (*zeros, zero)
+            zeros = (*zeros, _is_zero(factor))
         return Coefficient(product, partial, zeros)
 
     def guarded(self) -> Variable:
@@ -94,15 +81,6 @@ def added(one: Variable, two: Variable) -> Variable:
         return total
     # If one is within its bounds and the sum is, so is the other.
     return _where(ps.le(ps.abs(one), _like(_most(total), total)), total)
-
-
-def narrowed(value: Variable, dtype: str) -> Variable:
-    """Return a coefficient in the dtype of the states; infinity if that makes it zero."""
-    small = ps.cast(value, dtype)
-    if not _may_leave_range(value) or np.can_cast(value.type.dtype, dtype):
-        return small
-    same = ps.eq(_is_zero(small), _is_zero(value))
-    return _where(same, small)
 
 
 def replaced(value: Variable | None, zero: Variable) -> Variable:

@@ -9,7 +9,6 @@ from pytensor.graph.traversal import ancestors, graph_inputs
 from pytensor.tensor.blockwise import Blockwise
 
 import scanlib
-from scanlib.ops.errors import StepCountError
 from scanlib.ops.scan import Scan
 from tests.modes import MODES
 
@@ -325,7 +324,7 @@ def test_rows_that_a_matrix_recurrence_reads_beside_it(fast_mode):
 
 
 class TestNumbersOfSteps:
-    """All loops of a batch take as many steps; that they do is known, or compared."""
+    """All loops of a batch are known to take as many steps."""
 
     @staticmethod
     def smoothed(steps):
@@ -382,37 +381,13 @@ class TestNumbersOfSteps:
         assert not any(isinstance(op, Blockwise) for op in above)
         check_rows([trace], [x, y], [np.ones((3, 5)), rng.normal(size=(3, 7))], (1, 1), MODES["c"])
 
-    @pytest.mark.parametrize("numbers", [[4, 4, 4], [2], [], [0, 0]])
-    def test_numbers_that_are_compared(self, numbers, mode):
-        n, many = pt.lscalar("n"), pt.lvector("many")
-        trace = scanlib.scan(lambda h: 0.5 * h, outputs_info=1.0, n_steps=n, return_updates=False)
-        function = pytensor.function([many], vectorize_graph(trace, {n: many}), mode=mode)
-        steps = max([0, *numbers])
-        expected = np.tile(0.5 ** np.arange(1, steps + 1), (len(numbers), 1))
-        np.testing.assert_allclose(function(np.array(numbers, int)), expected)
-
-    def test_numbers_that_differ(self, mode):
+    def test_numbers_that_may_differ(self):
         n, many, x = pt.lscalar("n"), pt.lvector("many"), pt.vector("x")
         trace = scanlib.scan(
             lambda x, h: h + x, x, 0.0, n_steps=n, name="sum", return_updates=False
         )
-        batch = vectorize_graph(trace, {n: many, x: pt.matrix("rows")})
-        (rows,) = (v for v in graph_inputs([batch]) if v.name == "rows")
-        function = pytensor.function([rows, many], batch, mode=mode)
-        np.testing.assert_allclose(function(np.ones((2, 5)), [3, 3]), [[1, 2, 3]] * 2)
-        with pytest.raises(StepCountError, match=r"sum.*the same number for every loop"):
-            function(np.ones((2, 5)), [3, 4])
-
-    def test_more_numbers_than_loops(self, mode):
-        n, many, h = pt.lscalar("n"), pt.lvector("many"), pt.scalar("h")
-        trace = scanlib.scan(lambda h: h + 1, outputs_info=h, n_steps=n, return_updates=False)
-        starts = pt.vector("starts")
-        function = pytensor.function(
-            [starts, many], vectorize_graph(trace, {n: many, h: starts}), mode=mode
-        )
-        np.testing.assert_allclose(function([1, 2], [2, 2]), [[2, 3], [3, 4]])
-        with pytest.raises(StepCountError, match="every loop"):
-            function([1, 2], [2, 2, 2])
+        with pytest.raises(NotImplementedError, match=r"sum.*the same number for every loop"):
+            vectorize_graph(trace, {n: many, x: pt.matrix("rows")})
 
     def test_another_number(self, fast_mode):
         """The number of steps may be replaced by one for all."""

@@ -388,20 +388,3 @@ def test_coefficients_that_a_step_does_not_compute(name, place, backend):
                 h = step(x, y, h)
                 expected.append(h)
         np.testing.assert_allclose(function(a, b, state)[0], expected, rtol=1e-12, atol=1e-300)
-
-
-def test_products_that_single_precision_cannot_hold():
-    """A state in single precision, products of it in double precision."""
-    a, h = pt.vector("a"), pt.scalar("h", dtype="float32")
-    trace = scanlib.scan(
-        lambda a, h: pt.cast(pt.cast(h, "float64") * a, "float32"), a, h, return_updates=False
-    )
-    function = pytensor.function([a, h], trace, mode=MODES["c"])
-    (op,) = assert_lowered(function)
-    assert [r.family for r in op.recurrences] == ["affine"]
-    factors = np.tile([1.0, 1e-50, 1e50, 1.0, 1.0], 8)
-    expected, state = [], np.float32(1e30)
-    for factor in factors:
-        state = np.float32(np.float64(state) * factor)
-        expected.append(state)
-    np.testing.assert_allclose(function(factors, np.float32(1e30)), expected, rtol=1e-6)

@@ -167,7 +167,8 @@ def read_observations(function: str, y: Any, model: StateSpace, observed: Any) -
     """
     if not isinstance(model, StateSpace):
         raise TypeError(
-            f"{function}: model must be a scanlib.StateSpace, got {type(model).__name__}"
+            f"{function}: model must be a scanlib.StateSpace, got {type(model).__name__}; the "
+            f"arguments are {function}(y, model)"
         )
     values = read_real(f"{function}: y", y)
     if values.type.ndim == 0:

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pytensor.gradient as pg
-import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, NullType
 from pytensor.graph.basic import Constant, Variable
 from pytensor.scalar.basic import Add, Second
@@ -51,19 +49,6 @@ class HistoryCotangent:
                 self.add("last", placed[0])
             else:
                 self.add("rows", term)
-
-    def joined(self, history: Variable, depth: int) -> Variable:
-        """Return the cotangent of a history, or of its last K rows: what `split_history` reads."""
-        zeros = pt.zeros_like(history)
-        parts = (
-            (slice(depth, None), self.rows),
-            (slice(None, depth), self.initial),
-            (-1, self.last),
-            (slice(-depth, None), self.ends),
-        )
-        placed = [pt.set_subtensor(zeros[k], value) for k, value in parts if value is not None]
-        total = total_of(placed)
-        return pg.disconnected_type() if total is None else total
 
 
 def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCotangent:

@@ -12,11 +12,10 @@ recurrence ``h ← a h + a g`` all the same, and is composed as that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytensor.scalar.basic as ps
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
@@ -112,31 +111,11 @@ def _is_read_elsewhere(op: ElemwiseScan, number: int, place: int) -> bool:
 
 
 def _is_multiple(value: Variable, total: Variable) -> bool:
-    """Whether a value is `total` times something that does not depend on it."""
+    """Whether a value is a product of `total` and of factors that do not depend on it."""
     if value is total:
         return True
     node: Apply | None = value.owner
-    if node is None:
+    if node is None or not isinstance(node.op, ps.Mul):
         return False
-    if isinstance(node.op, ps.Mul):
-        depending = [inp for inp in node.inputs if _depends(inp, total)]
-        return len(depending) == 1 and _is_multiple(depending[0], total)
-    if isinstance(node.op, ps.TrueDiv):
-        return _is_multiple(node.inputs[0], total) and not _depends(node.inputs[1], total)
-    if isinstance(node.op, ps.Neg):
-        return _is_multiple(node.inputs[0], total)
-    if isinstance(node.op, ps.Switch):
-        return not _depends(node.inputs[0], total) and _are_multiples(node.inputs[1:], total)
-    return False
-
-
-def _are_multiples(values: Iterable[Variable], total: Variable) -> bool:
-    """Whether all values are zero or multiples."""
-    return all(
-        value.data == 0 if isinstance(value, Constant) else _is_multiple(value, total)
-        for value in values
-    )
-
-
-def _depends(value: Variable, total: Variable) -> bool:
-    return total in ancestors([value])
+    depending = [inp for inp in node.inputs if total in ancestors([inp])]
+    return len(depending) == 1 and _is_multiple(depending[0], total)

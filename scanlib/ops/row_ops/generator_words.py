@@ -2,13 +2,12 @@
 
 A generator is no tensor, so it has no history. Its state is a few words, which do: a loop
 that must draw the same numbers again keeps them, instead of the numbers.
-
-The first word says which bit generator it is; the others are the arrays and integers of its
-state in a fixed order, 128-bit integers as two words.
 """
 
 from __future__ import annotations
 
+import pickle
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,60 +17,36 @@ from pytensor.tensor.type import lvector
 
 from scanlib.ops.row_ops.linear_op import UnconnectedOp
 
-_KINDS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
-_HALF = 1 << 64
-
 
 def generator_words(generator: np.random.Generator) -> np.ndarray:
-    """Return the state of a generator as int64 words.
+    """Return the state of a generator as int64 words, as many for each state of its kind.
 
     Raises
     ------
     TypeError
         If its bit generator is none of NumPy's.
     """
-    state = generator.bit_generator.state
-    if state["bit_generator"] not in _KINDS:
+    kind = type(generator.bit_generator)
+    if getattr(np.random, kind.__name__, None) is not kind:
         raise TypeError(
-            f"a checkpointed loop draws from one of {', '.join(_KINDS)}, "
-            f"got {state['bit_generator']}"
+            f"a checkpointed loop draws from a bit generator of NumPy's, got {kind.__name__}"
         )
-    words = [_KINDS.index(state["bit_generator"])]
-    for value in _leaves(state):
-        words.extend(_split(value))
-    return np.array(words, dtype=np.uint64).view(np.int64)
+    content = pickle.dumps(generator.bit_generator.state)
+    return np.frombuffer(content.ljust(_size(kind), b"\0"), np.int64)
+
+
+@cache
+def _size(kind: type[np.random.BitGenerator]) -> int:
+    """Return how many bytes hold any state: integers have more or less of them."""
+    return (len(pickle.dumps(kind(0).state)) + 64) // 8 * 8
 
 
 def generator_from_words(words: np.ndarray) -> np.random.Generator:
     """Return a new generator with the state that `words` hold."""
-    remaining = [int(word) for word in np.asarray(words).view(np.uint64)]
-    kind = getattr(np.random, _KINDS[remaining.pop(0)])(0)
-    remaining.reverse()
-    kind.state = _rebuild(kind.state, remaining)
-    return np.random.Generator(kind)
-
-
-def _leaves(state: Any) -> list[Any]:
-    if isinstance(state, dict):
-        return [leaf for key in sorted(state) for leaf in _leaves(state[key])]
-    return [] if isinstance(state, str) else [state]
-
-
-def _split(value: Any) -> list[int]:
-    if isinstance(value, np.ndarray):
-        return [int(item) for item in value]
-    return [int(value) % _HALF, int(value) // _HALF]
-
-
-def _rebuild(like: Any, words: list[int]) -> Any:
-    """Return a state of the form of `like`, taking words from the end of the list."""
-    if isinstance(like, dict):
-        return {key: _rebuild(like[key], words) for key in sorted(like)}
-    if isinstance(like, str):
-        return like
-    if isinstance(like, np.ndarray):
-        return np.array([words.pop() for _ in range(like.size)], dtype=like.dtype)
-    return words.pop() + _HALF * words.pop()
+    state = pickle.loads(words.tobytes())
+    bits = getattr(np.random, state["bit_generator"])(0)
+    bits.state = state
+    return np.random.Generator(bits)
 
 
 class GeneratorWords(UnconnectedOp):
