@@ -2,7 +2,8 @@
 
 A tree is a leaf, None (which holds nothing), or a tuple, list, named tuple, dict or dataclass of
 trees. `flatten` gives its leaves in order and its `Tree`, from which `Tree.build` makes a tree
-again with other leaves. Everything else is a leaf.
+again with other leaves. Everything else is a leaf. A field of a dataclass whose metadata has
+``static=True`` is no part of the tree and stays what it is, as in JAX.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Tree:
     keys: tuple[Any, ...] = ()
     children: tuple[Tree, ...] = ()
     is_leaf: bool = False
+    static: tuple[tuple[str, Any], ...] = ()
     example: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     def build(self, leaves: Iterator[Any]) -> Any:
@@ -77,8 +79,13 @@ def _parts(value: Any) -> dict[Any, Any]:
     if isinstance(value, dict):
         return {key: value[key] for key in sorted(value, key=repr)}
     if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        fields = [field for field in dataclasses.fields(value) if not _is_static(field)]
+        return {field.name: getattr(value, field.name) for field in fields}
     return dict(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
+
+
+def _is_static(field: dataclasses.Field[Any]) -> bool:
+    return bool(field.metadata.get("static", False))
 
 
 def flatten(value: Any, of_arrays: bool = False) -> tuple[list[Any], Tree]:
@@ -97,8 +104,13 @@ def flatten(value: Any, of_arrays: bool = False) -> tuple[list[Any], Tree]:
         inside, child = ([part], Tree(is_leaf=True)) if is_leaf else flatten(part, of_arrays)
         leaves += inside
         children.append(child)
+    static = tuple(
+        (field.name, getattr(value, field.name))
+        for field in (dataclasses.fields(value) if is_data else ())
+        if _is_static(field)
+    )
     example = value if is_data or isinstance(value, dict) else None
-    return leaves, Tree(type(value), tuple(parts), tuple(children), False, example)
+    return leaves, Tree(type(value), tuple(parts), tuple(children), False, static, example)
 
 
 def _holds_numbers(value: Any) -> bool:
