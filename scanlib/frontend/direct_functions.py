@@ -186,7 +186,7 @@ def recurrence(
     # A row of its own keeps the dtype of an integer.
     start = {"h": lags(pt.expand_dims(initial, 0), 1)}
     with called_as(name):
-        _, result = loop(walk, start, timed, reverse=reverse)
+        _, result = loop(walk, start, timed, reverse=reverse, name=name)
     result = pt.moveaxis(result, 0, axis) if axis else result
     name_result(result, name)
     return result

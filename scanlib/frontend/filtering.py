@@ -179,7 +179,7 @@ def _filter_by_scalars(
         return dict(zip(delays, following, strict=True)), y
 
     with called_as("lfilter"):
-        final, y = loop(step, starts, {"x": signal})
+        final, y = loop(step, starts, {"x": signal}, name="lfilter")
     return y, pt.stack(list(final.values()))
 
 
@@ -207,7 +207,7 @@ def _filter_by_vector(
         return {"z": pt.inc_subtensor(drive[:-1], z[1:])}, y
 
     with called_as("lfilter"):
-        final, y = loop(step, {"z": start}, {"x": signal})
+        final, y = loop(step, {"z": start}, {"x": signal}, name="lfilter")
     return y, final["z"][:-1]
 
 

@@ -150,8 +150,8 @@ class Total:
         count = parts(value)[0].type.lanes
         if count not in self.cells:
             raise LanesError("complex numbers")
-        self.used.add(count)
         self.cells[count].value = self.combine(self.cells[count].value, value)
+        self.used.add(count)  # if there is a way to combine so many at once
 
     def after(self, old: Number | None = None) -> Number:
         """Return what all give together, after a number."""

@@ -243,16 +243,11 @@ class ArraysRun(TakesSteps[ArrayLoop]):
             whole = self.given_places[name]
             row = self.w.offset(whole.pointer, body.bytes(self.t, whole.strides[0]))
             body.bind_place(variable, Place(row, whole.dtype, whole.sizes[1:], whole.strides[1:]))
-        parts = [
-            *zip(loop.inner.taps, loop.signature.taps, strict=True),
-            *(([carry], [-1]) for carry in loop.inner.carries),
-        ]
-        for name, (taps, offsets) in zip(loop.depths, parts, strict=True):
-            for offset, variable in zip(offsets, taps, strict=True):
-                if name in self.registers:
-                    body.bind_number(variable, self.registers[name][-offset - 1].value)
-                else:
-                    body.bind_place(variable, self.row_place(name, offset))
+        for variable, (name, offset) in loop.taps.items():
+            if name in self.registers:
+                body.bind_number(variable, self.registers[name][-offset - 1].value)
+            else:
+                body.bind_place(variable, self.row_place(name, offset))
         for variable, name in zip(loop.inner.non_sequences, loop.outer.non_sequences, strict=True):
             bind_input(body, variable, name, self.given_places[name])
             body.fixed.add(variable)

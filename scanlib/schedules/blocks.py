@@ -122,13 +122,8 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             part: self.result.states[part] if part < n else self.result.carries[part - n]
             for part in recurrent
         }
-        self.taps: dict[Variable, tuple[int, int]] = {}
-        for i, taps in enumerate(self.inner.taps):
-            for offset, tap in zip(loop.signature.taps[i], taps, strict=True):
-                self.taps[tap] = (i, offset)
-        for i, carry in enumerate(self.inner.carries):
-            if n + i in self.nexts:
-                self.taps[carry] = (n + i, -1)
+        self.names = list(loop.depths)
+        self.taps = {tap: (self.names.index(name), k) for tap, (name, k) in loop.taps.items()}
         self.depths = {part: loop.signature.depths[part] if part < n else 1 for part in recurrent}
         self.size = max([BLOCK, *self.depths.values()])
         self.sums_first = sums_first(loop.op, loop.graph)
@@ -145,9 +140,14 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
     def is_direct(self, part: int) -> bool:
         """Whether a part is scanned in its history; others are in a buffer of one block."""
-        signature = self.loop.signature
-        traced = part < signature.n_states and not signature.untraced[part]
-        return traced and not self.loop.layout.ndim
+        return self.is_traced(part) and not self.loop.layout.ndim
+
+    def is_traced(self, part: int) -> bool:
+        return self.loop.is_traced(self.names[part])
+
+    def keeps_latest(self, part: int) -> bool:
+        """Whether a block leaves the latest values of a part where the next one finds them."""
+        return not self.is_traced(part)
 
     def output_of_sums(self, part: int) -> int | None:
         """Return the output that is the sums of a part, if these can be scanned there."""
@@ -156,9 +156,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         return next((k for k, value in enumerate(outputs) if value is total), None)
 
     def dtype_of(self, part: int) -> str:
-        n = self.loop.signature.n_states
-        state = self.inner.taps[part][0] if part < n else self.inner.carries[part - n]
-        return str(state.type.dtype)
+        return self.loop.arrays[self.names[part]].dtype
 
     def elements_of(
         self, number: int
@@ -226,11 +224,9 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
         `row` is a row of its history, or of its latest values where there is none.
         """
-        n = self.loop.signature.n_states
-        if part >= n:
-            return self.data(f"c{part - n}"), self.offset(f"c{part - n}", 0)
-        at = self.w.as_value(row, INT64) * self.stride_of(f"h{part}", 0)
-        return self.data(f"h{part}"), at + self.offset(f"h{part}", 1)
+        array = self.loop.arrays[self.names[part]]
+        at = self.w.as_value(row, INT64) * self.stride_of(array.name, 0) if array.lead else 0
+        return self.data(array.name), at + self.offset(array.name, array.lead)
 
     # The kernel
 
@@ -382,7 +378,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         w = self.w
         with w.loop(0, depth) as k:
             row: Value = k
-            if part < self.loop.signature.n_states and not self.loop.signature.untraced[part]:
+            if not self.keeps_latest(part):
                 row = self.low + (self.n + k if self.reverse else k)
             value = load_number(w, self.dtype_of(part), *self.place_of_value(part, row))
             self.values[part].store(self.n + k if self.reverse else k, value)
@@ -599,8 +595,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
     def parts_read(self) -> set[int]:
         """Return the parts of which more is read than what is before and after the block."""
-        n, signature = self.loop.signature.n_states, self.loop.signature
-        read = {part for part in self.depths if part < n and not signature.untraced[part]}
+        read = {part for part in self.depths if self.is_traced(part)}
         read |= {part for part, depth in self.depths.items() if depth > 1}
         graphs = [*self.element_graphs, (self.loop.graph.inputs, self.wanted_of_map(), None)]
         for inputs, outputs, scanned in graphs:
@@ -728,11 +723,11 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
     def move_on(self) -> None:
         """Write what the block leaves: histories and outputs of channels, the latest values."""
-        loop, w = self.loop, self.w
+        w = self.w
         for part, depth in self.depths.items():
             if part in self.sums_first:
                 store_number(w, *self.place_of_value(part, 0), w.copy(self.kept[part][0]))
-            elif part >= loop.signature.n_states or loop.signature.untraced[part]:
+            elif self.keeps_latest(part):
                 with w.loop(0, depth) as k:
                     value = self.values[part].load(k if self.reverse else self.n + k)
                     store_number(w, *self.place_of_value(part, k), value)

@@ -67,10 +67,6 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         inner, outer = loop.inner, loop.outer
         self.given_as = dict(zip(inner.rows, outer.sequences, strict=True))
         self.given_as |= zip(inner.non_sequences, outer.non_sequences, strict=True)
-        self.taps = {carry: (f"c{i}", -1) for i, carry in enumerate(inner.carries)}
-        for i, taps in enumerate(inner.taps):
-            offsets = zip(taps, loop.signature.taps[i], strict=True)
-            self.taps |= {tap: (f"h{i}", offset) for tap, offset in offsets}
 
     # Memory
 
@@ -150,7 +146,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         rows: dict[str | tuple[str, int], Value] = {
             name: self.t * self.stride_of(name, 0) for name in (*loop.outer.sequences, *outputs)
         }
-        for name, offset in self.taps.values():
+        for name, offset in loop.taps.values():
             if loop.is_traced(name) or not loop.is_local(name):
                 rows.setdefault(name, self.row_of(name, 0))
             if not loop.is_local(name):
@@ -291,7 +287,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         """Write the read of one input of the body."""
         if isinstance(variable, Constant) or variable in self.scalars.values:
             return
-        name, offset = self.taps.get(variable) or (self.given_as[variable], None)
+        name, offset = self.loop.taps.get(variable) or (self.given_as[variable], None)
         if name in self.registers and offset is not None:
             value = self.registers[name][-offset - 1].value
         else:

@@ -13,9 +13,9 @@ coefficients are below one. Where they do not forget, the first thread is not ke
 chunks follow one another.
 
 **Memory.** A chunk has a record in the workspace: the values before it, its latest ones, which are
-those after it in the end, with sums of its own, and whether it was run. A traced state is scanned
-where its history is stored. The rows before a chunk are the last ones of the chunk before, which
-another thread writes: so the first block of a chunk, and those before it, are scanned in a buffer.
+those after it in the end, with sums of its own, and whether it was run. The rows before a chunk are
+the last ones of the chunk before, which another thread writes: so states are scanned in a buffer,
+from which the rows of a traced one are copied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pytensor.configdefaults import config
 
 from scanlib.kernels.language import BOOL, INT64, Kernel, Type, Value
 from scanlib.kernels.scalars import Number, added
-from scanlib.kernels.spans import Cell, Span, load_number, store_number
+from scanlib.kernels.spans import Cell, load_number, store_number
 from scanlib.recurrences.trust import WORDS
 from scanlib.schedules.blocks import BlocksRun
 from scanlib.schedules.elementwise import LAST, RUN, ElemwiseLoop, write_result
@@ -71,37 +71,31 @@ class ChunksRun(BlocksRun):
         place = self.w.as_value(row, INT64) * _WORD + self.after[part, 0]
         return self.workspace, self.own + place
 
-    def history_of(self, part: int) -> Span:
-        """Return the history, or a buffer with the values before the block."""
-        w, dtype = self.w, self.dtypes[part]
-        own, history = self.first_rows[part], super().history_of(part)
-        with w.when(self.is_apart):
-            for row in range(self.depths[part]):
-                value = load_number(w, dtype, *self.place_of_value(part, row))
-                own.store(self.n + row if self.reverse else row, value)
-        pointer = w.select(self.is_apart, own.pointer, history.pointer)
-        return Span(w, dtype, pointer, w.select(self.is_apart, own.start, history.start))
+    def is_direct(self, part: int) -> bool:
+        """Return False: rows before a chunk are written by another thread."""
+        return False
+
+    def keeps_latest(self, part: int) -> bool:
+        return True
 
     # The kernel
 
     def kernel(self) -> Kernel:
         w, words = self.w, self.words
         self.steps = self.out.number(words.steps, "steps")
-        part = self.out.number(words.part, "part")
+        own = self.out.number(words.part, "part")
         self.chunks = self.out.number(words.chunks, "chunks")
         self.is_last_round = self.out.number(words.job, "job").differs(RUN)
         self.prepare_buffers()
-        self.first_rows = {
-            part: self.buffers.span(self.dtypes[part], self.size + depth)
-            for part, depth in self.depths.items()
-            if self.is_direct(part)
-        }
         self.write_constants()
-        with w.when(part.equals(0) & ~self.is_last_round):
-            for past, place in self.before.items():
-                store_number(w, self.workspace, place, self.value_before(past, 0))
-        end = w.select(self.is_last_round, self.chunks, part + 1)
-        with w.loop(w.select(self.is_last_round, 1, part), end) as self.chunk:
+        with w.when(own.equals(0) & ~self.is_last_round):
+            for (part, row), place in self.before.items():
+                behind = self.reverse and self.is_traced(part)
+                found = BlocksRun.place_of_value(self, part, self.steps + row if behind else row)
+                value = load_number(w, self.dtypes[part], *found)
+                store_number(w, self.workspace, place, value)
+        end = w.select(self.is_last_round, self.chunks, own + 1)
+        with w.loop(w.select(self.is_last_round, 1, own), end) as self.chunk:
             self.own = self.chunk * self.record
             self.first = self.bound(self.chunk)
             last = self.bound(self.chunk + 1)
@@ -132,15 +126,6 @@ class ChunksRun(BlocksRun):
         w, size = self.w, self.w.constant(self.size, INT64)
         return w.apply("quotient", w.apply("quotient", self.steps * k, self.chunks), size) * size
 
-    def value_before(self, past: Past, n: Value | int) -> Number:
-        """Return a row of a history before step `n`, or, without one, what `start` has put."""
-        part, row = past
-        at: Value | int = row
-        if self.is_direct(part):
-            at = (self.steps - n if self.reverse else n) + row
-        found = BlocksRun.place_of_value(self, part, at)
-        return load_number(self.w, self.dtypes[part], *found)
-
     def write_runs(self, is_known: Value) -> None:
         """Write the runs: those that guess, from zeros and from ones, and that of the chunk."""
         w = self.w
@@ -161,7 +146,6 @@ class ChunksRun(BlocksRun):
                 again = w.select(w.copy(back) > most, 3, w.constant(0, INT64))
                 w.assign(run, w.select(now.equals(0), 1, w.select(same, 2, again)))
             with w.otherwise(choice):
-                self.write_values_after()
                 w.store(self.workspace, self.own + self.known, w.constant(1, INT64))
                 w.assign(run, 3)
 
@@ -191,18 +175,7 @@ class ChunksRun(BlocksRun):
             w.store(self.workspace, self.own + place, value)
         return same
 
-    def write_values_after(self) -> None:
-        """Write the last rows of histories to the record."""
-        for past in self.pasts:
-            if past[0] in self.first_rows:
-                value = self.value_before(past, self.last)
-                store_number(self.w, *self.place_of_value(*past), value)
-
     # One block
-
-    def write_steps(self, i: Value, last: Value) -> None:
-        self.is_apart = self.guesses | i.equals(self.first)
-        super().write_steps(i, last)
 
     def write_map(self) -> None:
         with self.w.when(~self.guesses):
@@ -211,15 +184,12 @@ class ChunksRun(BlocksRun):
     def move_on(self) -> None:
         super().move_on()
         w = self.w
-        for part, own in self.first_rows.items():
-            depth = self.depths[part]
-            with w.when(self.guesses) as choice:
-                for row in range(depth):
-                    value = own.load(w.constant(row, INT64) if self.reverse else self.n + row)
-                    store_number(w, *self.place_of_value(part, row), value)
-            with w.otherwise(choice), w.when(self.is_apart), w.loop(0, self.n) as j:
-                place = j if self.reverse else j + depth
-                BlocksRun.history_of(self, part).store(place, own.load(place))
+        with w.when(~self.guesses):
+            for part in filter(self.is_traced, self.depths):
+                history, own = self.history_of(part), self.values[part]
+                first = 0 if self.reverse else self.depths[part]
+                to, of = (w.offset(k.pointer, k.place(first)) for k in (history, own))
+                w.move(to, of, self.n * own.itemsize)
 
     # After all chunks
 
@@ -233,7 +203,7 @@ class ChunksRun(BlocksRun):
 
         for past in self.pasts:
             part, row = past
-            if self.is_direct(part):
+            if self.is_traced(part):
                 continue
             value = value_after(past, self.chunks - 1)
             if part not in self.depths:

@@ -133,12 +133,10 @@ class Tables:
 
     def failure(self, error: str, template: str, count: int = 0) -> int:
         """Return the code of a failure."""
-        wanted = Failure(error, template, count)
-        for code, known in self.failures.items():
-            if known == wanted:
-                return code
-        self.failures[len(self.failures) + 1] = wanted
-        return len(self.failures)
+        wanted, known = Failure(error, template, count), list(self.failures.values())
+        code = 1 + (known.index(wanted) if wanted in known else len(known))
+        self.failures[code] = wanted
+        return code
 
     def program(self, name: str, kernels: Kernels, **more: Any) -> LoopProgram:
         """Return the program of the kernels, which have been written."""
@@ -196,6 +194,8 @@ class Loop(Tables):
         Of how many steps states, `h0` and so on, and carries, `c0` and so on, are read.
     starts : dict of str to Array
         What they start with.
+    taps : dict of Variable to tuple of str and int
+        Which one, and how many steps before, an input of the body is.
     rings : dict of str to Size
         Where in the workspace the last rows are of those that have them there, one row more than
         are read.
@@ -230,6 +230,10 @@ class Loop(Tables):
         self.words = Words(self.inputs, self.outputs, self.functions)
         self.depths = {f"h{i}": depth for i, depth in enumerate(self.signature.depths)}
         self.depths |= {f"c{i}": 1 for i in range(self.signature.n_carries)}
+        self.taps = {carry: (f"c{i}", -1) for i, carry in enumerate(self.inner.carries)}
+        for i, taps in enumerate(self.inner.taps):
+            offsets = zip(taps, self.signature.taps[i], strict=True)
+            self.taps |= {tap: (f"h{i}", offset) for tap, offset in offsets}
         names = [*self.outer.initials, *self.outer.carries]
         self.starts = {k: self.arrays[name] for k, name in zip(self.depths, names, strict=True)}
         self.rings: dict[str, Size] = {}
@@ -570,18 +574,17 @@ class TableReader(Generic[T]):
             isinstance(other, Apply) and other.op == node.op and _types(other) == _types(node)
             for other in self.loop.functions
         ]
-        place = known.index(True) if any(known) else len(known)
-        if place == len(known):
-            self.loop.functions.append(node)
-        address = self.out.word(self.words.functions + place, POINTER, f"function{place}")
+        address = self._function(node, known.index(True) if any(known) else len(known))
         return [self.w.call_pointer(Type(out.type.dtype), address, *inputs)]
 
     def routine(self, routine: Routine) -> Value:
         """Return the address of a routine, which the table has."""
-        functions = self.loop.functions
-        if routine not in functions:
-            functions.append(routine)
-        place = functions.index(routine)
+        known = self.loop.functions
+        return self._function(routine, known.index(routine) if routine in known else len(known))
+
+    def _function(self, function: Apply | Routine, place: int) -> Value:
+        if place == len(self.loop.functions):
+            self.loop.functions.append(function)
         return self.out.word(self.words.functions + place, POINTER, f"function{place}")
 
 
@@ -633,14 +636,13 @@ def writing_step(kernel: TableReader, first: Size = 0) -> Iterator[Step]:
 
     What is done before the first step comes first.
     """
-    w, loop, before = kernel.w, kernel.loop, Block()
+    w, loop, values = kernel.w, kernel.loop, kernel.size_values
     space = w.offset(kernel.workspace, kernel.value_of(first))
     memory, w.block.statements = w.block.statements, []
-    step = Step(w, kernel.scalars, kernel.size_values, space, before, loop.failure, kernel.routine)
-    step.workspace, step.sizes = loop.workspace, loop.workspace.sizes
+    step = Step(w, kernel.scalars, values, loop.workspace, space, loop.failure, kernel.routine)
     yield step
     loop.checks += step.sizes.checks
-    w.block.statements[:0] = [*memory, *before.statements]
+    w.block.statements[:0] = [*memory, *step.before.statements]
 
 
 def start(loop: Loop) -> Kernel:

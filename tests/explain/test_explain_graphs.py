@@ -236,6 +236,18 @@ def test_an_associative_scan_in_a_tree(monkeypatch):
     check_forms(explanation)
 
 
+def test_direct_functions_give_their_loops_a_name():
+    x = pt.dvector("x")
+    values = [
+        scanlib.linear_scan(0.5, x),
+        scanlib.cummax(x),
+        scanlib.lfilter([0.5], [1.0, -0.5], x),
+        scanlib.lfilter(pt.dvector("b"), [1.0], x),
+    ]
+    names = [explain_one(value).name for value in values]
+    assert names == ["linear_scan", "cummax", "lfilter", "lfilter"]
+
+
 def test_html_is_escaped():
     _, _, y = ar1(name="<b>&")
     html = scanlib.explain(y)._repr_html_()

@@ -41,21 +41,21 @@ def python_options() -> list[str]:
     return options
 
 
-def identity(text: str, options: Sequence[str]) -> str:
-    """Return what tells the library of some code from all others, as part of a name."""
-    parts = [str(config.cxx), *options, text]
-    return sha256("\n".join(parts).encode()).hexdigest()[:24]
-
-
 def load_library(
-    name: str, text: str, options: Sequence[str], kind: type[ctypes.CDLL] = ctypes.CDLL
+    compiler: str,
+    name: str,
+    text: str,
+    options: Sequence[str],
+    kind: type[ctypes.CDLL] = ctypes.CDLL,
 ) -> ctypes.CDLL | None:
     """Return the library of some code, None if it cannot be compiled.
 
     Parameters
     ----------
+    compiler : str
+        PyTensor's flag ``cxx``; empty where there is none.
     name : str
-        Which the `identity` of the code is part of.
+        The code's, for the file's.
     text : str
         The code.
     options : sequence of str
@@ -63,20 +63,22 @@ def load_library(
     kind : type
         `ctypes.PyDLL` for functions that are called with Python's lock.
     """
-    if not config.cxx:
+    if not compiler:
         return None
     folder = Path(config.compiledir) / "scanlib_libraries"
+    whole = sha256("\n".join([compiler, *options, text]).encode()).hexdigest()[:24]
+    make = partial(_compile, compiler, text, options)
     try:
-        path, _ = kept(folder, name, ".so", partial(_compile, text, options))
+        path, _ = kept(folder, f"{name}_{whole}", ".so", make)
         return kind(str(path))
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
-def _compile(text: str, options: Sequence[str]) -> bytes:
+def _compile(compiler: str, text: str, options: Sequence[str]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         written, target = Path(folder) / "library.cpp", Path(folder) / "library.so"
         written.write_text(text)
-        command = [str(config.cxx), "-shared", "-fPIC", "-o", str(target), str(written), *options]
+        command = [compiler, "-shared", "-fPIC", "-o", str(target), str(written), *options]
         subprocess.run(command, check=True, capture_output=True)
         return target.read_bytes()

@@ -9,7 +9,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Collection, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -19,7 +19,7 @@ from pytensor.graph.basic import Apply, Variable
 
 from scanlib._compat.numba import NRT_FUNCTIONS
 from scanlib.backends.handler.functions import function_address
-from scanlib.backends.handler.library import identity, load_library, python_options, source
+from scanlib.backends.handler.library import load_library, python_options, source
 from scanlib.backends.handler.programs import address, program_of_node, registered
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.python_driver import compiled_runner
@@ -31,19 +31,29 @@ OPTIONS = ("-O1", "-std=c++11", "-w", f"-I{np.get_include()}")
 
 
 _lock = threading.Lock()
+_loaded: list[Any] = []  # the library, None if it cannot be compiled; empty before it was tried
 
 
 def library() -> Any:
-    """Return the library of ``thunk.cpp``, None if it cannot be compiled."""
-    with _lock:
-        return _library()
+    """Return the library of ``thunk.cpp``, None if it cannot be compiled.
+
+    PyTensor and PyMC take the compiler away while they fold constants; what is there stays.
+    """
+    return _library_by(str(config.cxx))
 
 
 def prepare_library() -> None:
     """Have the library compiled while the first graph is built, if it has never been."""
     if not config.cxx or not config.compiledir:  # flags are made by the first thread that asks
         return
-    threading.Thread(target=library, daemon=True).start()
+    threading.Thread(target=_library_by, args=[str(config.cxx)], daemon=True).start()
+
+
+def _library_by(compiler: str) -> Any:
+    with _lock:
+        if compiler and not _loaded:
+            _loaded.append(_load(compiler))
+        return _loaded[0] if _loaded else None
 
 
 def _unlock() -> None:
@@ -55,11 +65,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unlock)
 
 
-@cache
-def _library() -> Any:
-    text, options = source("thunk.cpp"), [*OPTIONS, *python_options()]
-    name = f"scanlib_thunk_{identity(text, options)}"
-    found = load_library(name, text, options, ctypes.PyDLL)
+def _load(compiler: str) -> Any:
+    options = [*OPTIONS, *python_options()]
+    found = load_library(compiler, "scanlib_thunk", source("thunk.cpp"), options, ctypes.PyDLL)
     if found is None:
         return None
     found.scanlib_set_up.argtypes = (ctypes.py_object,)

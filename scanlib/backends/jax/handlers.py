@@ -9,8 +9,9 @@ from functools import cache
 
 import jax
 import jaxlib
+from pytensor.configdefaults import config
 
-from scanlib.backends.handler.library import identity, load_library, python_options, source
+from scanlib.backends.handler.library import load_library, python_options, source
 from scanlib.backends.handler.programs import address
 
 OPTIONS = ("-O1", "-std=c++11", "-w")  # with newer standards, headers of C take long
@@ -22,8 +23,7 @@ _registered: set[str] = set()
 def load_for_xla(name: str, text: str, options: Sequence[str]) -> ctypes.CDLL | None:
     """Return the library of code that XLA calls, None if it cannot be compiled."""
     options = [f"-I{jax.ffi.include_dir()}", *options]
-    whole = f"{name}_{jaxlib.__version__}_{identity(text, options)}"
-    return load_library(whole, text, options)
+    return load_library(str(config.cxx), f"{name}_{jaxlib.__version__}", text, options)
 
 
 def load_handler() -> ctypes.CDLL | None:

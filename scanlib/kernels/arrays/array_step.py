@@ -32,7 +32,6 @@ from scanlib.kernels.arrays.places import Part, Place, Workspace, bytes_of, is_c
 from scanlib.kernels.arrays.sizes import (
     Expression,
     Size,
-    Sizes,
     SizeValues,
 )
 from scanlib.kernels.language import INT64, Block, Type, Value, Writer
@@ -104,10 +103,9 @@ class Step:
         Of the kernel that takes the steps.
     scalars : Scalars
     values : SizeValues
+    workspace : Workspace
     space : Value
-        The address of the workspace.
-    before : Block
-        What the kernel does before the first step.
+        Its address.
     fail : callable
         Takes the name of an exception, a message, and how many numbers it shows; returns the code
         of that failure.
@@ -117,6 +115,8 @@ class Step:
     Attributes
     ----------
     messages : NodeMessages
+    before : Block
+        What the kernel does before the first step.
     i : Value or None
         The number of the step, None outside of loops.
     fixed : set of Variable
@@ -136,15 +136,14 @@ class Step:
         writer: Writer,
         scalars: Scalars,
         values: SizeValues,
+        workspace: Workspace,
         space: Value,
-        before: Block,
         fail: Callable[[str, str, int], int],
         library: Callable[[Any], Value],
     ) -> None:
         self.writer, self.scalars, self.size_values = writer, scalars, values
-        self.space, self.before, self.fail, self.library = space, before, fail, library
-        self.sizes = Sizes()
-        self.workspace = Workspace(self.sizes)
+        self.workspace, self.space, self.fail, self.library = workspace, space, fail, library
+        self.sizes, self.before = workspace.sizes, Block()
         self.numbers: dict[Variable, Number] = {}
         self.known: dict[Variable, Size] = {}
         self.fixed: set[Variable] = set()

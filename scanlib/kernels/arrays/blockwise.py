@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.blockwise import Blockwise
 
 from scanlib.kernels.arrays.array_step import Destination, Step, rule
-from scanlib.kernels.arrays.nests import deliver, over, walked
+from scanlib.kernels.arrays.nests import common_sizes, deliver, over, stretched
 from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Size
 from scanlib.kernels.language import INT64, Block, Value
@@ -28,25 +26,13 @@ class Batch:
         self.step, self.node = step, node
         self.ndim = node.op.batch_ndim(node)
         self.core = node.op._create_dummy_core_node(node.inputs)
-        self.sizes = self._sizes()
+        inputs = zip(node.inputs, node.op.inputs_sig, strict=True)
+        batched = [
+            (v, step.place(v).sizes[:n]) for v, sig in inputs if (n := v.type.ndim - len(sig))
+        ]
+        self.sizes = common_sizes(step, self.ndim, batched, "ValueError", BATCHES)
         self.first = Block()
         self.whole: dict[Variable, Place] = {}
-
-    def _leading(self, variable: Variable, signature: Sequence[str]) -> int:
-        return variable.type.ndim - len(signature)
-
-    def _sizes(self) -> list[Size]:
-        sizes: list[Size] = [1] * self.ndim
-        for inp, signature in zip(self.node.inputs, self.node.op.inputs_sig, strict=True):
-            lead = self._leading(inp, signature)
-            for axis in range(lead):
-                if inp.type.shape[axis] == 1:
-                    continue
-                size, own = self.step.place(inp).sizes[axis], sizes[self.ndim - lead + axis]
-                if own != 1:
-                    size = self.step.require(own, size, "ValueError", BATCHES, [own, size])
-                sizes[self.ndim - lead + axis] = size
-        return list(map(self.step.sizes.same, sizes))
 
     def write(self) -> None:
         step, w = self.step, self.step.writer
@@ -54,17 +40,13 @@ class Batch:
         for outer, inner, signature in zip(
             self.node.inputs, self.core.inputs, self.node.op.inputs_sig, strict=True
         ):
-            lead = self._leading(outer, signature)
+            lead = outer.type.ndim - len(signature)
             if not lead:
                 step.alias(inner, outer)
                 continue
             place = step.place(outer)
-            missing = self.ndim - lead
-            known = [
-                1 if outer.type.shape[axis] == 1 else place.sizes[axis] for axis in range(lead)
-            ]
-            batch = place.view([1] * missing + known, [0] * missing + list(place.strides[:lead]))
-            inputs.append((inner, place, lead, walked(step, batch, self.sizes)))
+            batch = place.view(list(place.sizes[:lead]), list(place.strides[:lead]))
+            inputs.append((inner, place, lead, stretched(step, outer, batch, self.sizes)))
         for inner, outer in zip(self.core.outputs, self.node.outputs, strict=True):
             self._give_destination(inner, outer)
         block, before = w.block, len(w.block.statements)

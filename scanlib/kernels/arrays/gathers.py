@@ -9,7 +9,7 @@ from pytensor.tensor.subtensor import indices_from_subtensor
 
 from scanlib._compat import INDEX_READS, INDEX_WRITES
 from scanlib.kernels.arrays.array_step import Step, core_op, rule
-from scanlib.kernels.arrays.nests import Walk, over, walked, write_copy
+from scanlib.kernels.arrays.nests import Walk, common_sizes, over, stretched, write_copy
 from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Size
 from scanlib.kernels.arrays.views import (
@@ -46,43 +46,17 @@ class Gather:
         self.rest = base.view([base.sizes[k] for k in rest], [base.strides[k] for k in rest])
         together = axes == list(range(axes[0], axes[-1] + 1))
         self.lead = sum(axis < axes[0] for axis in rest) if together else 0
-        self.loops = self._loops(arrays)
-        self.indices = [self._walk(array) for array in arrays]
-
-    def _loops(self, arrays: Sequence[Variable]) -> list[Size]:
-        """Return the sizes over which the indices run together."""
         ndim = max(array.type.ndim for array in arrays)
-        loops: list[Size] = [1] * ndim
-        for array in arrays:
-            shape = self._sizes(array)
-            for axis, size in enumerate(shape, ndim - len(shape)):
-                if size != 1:
-                    own = loops[axis]
-                    loops[axis] = (
-                        size
-                        if own == 1
-                        else self.step.require(own, size, "IndexError", INDEX_SHAPES, [own, size])
-                    )
-        return loops
-
-    def _sizes(self, array: Variable) -> list[Size]:
-        """Return the sizes of indices, 1 only where the type says so."""
-        if array.type.ndim == 0:
-            return []
-        return [
-            1 if known == 1 else self.step.sizes.same(size)
-            for known, size in zip(array.type.shape, self.step.place(array).sizes, strict=True)
-        ]
+        shapes = [(array, step.place(array).sizes) for array in arrays if array.type.ndim]
+        self.loops = common_sizes(step, ndim, shapes, "IndexError", INDEX_SHAPES)
+        self.indices = [self._walk(array) for array in arrays]
 
     def _walk(self, array: Variable) -> Walk | Value:
         number = self.step.only_number(array)
         if number is not None:
             assert isinstance(number, Value)
             return number
-        place, sizes = self.step.place(array), self._sizes(array)
-        lead = len(self.loops) - len(sizes)
-        whole = place.view([1] * lead + sizes, [0] * lead + list(place.strides))
-        return walked(self.step, whole, self.loops)
+        return stretched(self.step, array, self.step.place(array), self.loops)
 
     @property
     def sizes(self) -> list[Size]:

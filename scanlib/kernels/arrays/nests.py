@@ -81,6 +81,38 @@ def walked(step: Step, place: Place, sizes: Sequence[Size]) -> Walk:
     return Walk(place.pointer, place.dtype, strides)
 
 
+def stretched(step: Step, variable: Variable, place: Place, sizes: Sequence[Size]) -> Walk:
+    """Return the array of a variable for loops of these sizes, the last of which are its own.
+
+    It repeats itself along axes that it lacks, and where its type says that it has one item.
+    """
+    lead = len(sizes) - place.ndim
+    own = [
+        1 if known == 1 else size
+        for known, size in zip(variable.type.shape, place.sizes, strict=False)
+    ]
+    return walked(step, place.view([1] * lead + own, [0] * lead + list(place.strides)), sizes)
+
+
+def common_sizes(
+    step: Step, ndim: int, shapes: Sequence[tuple[Variable, Sequence[Size]]], error: str, text: str
+) -> list[Size]:
+    """Return the sizes of `ndim` axes over which arrays run together, their last axes the last.
+
+    An axis repeats itself where the type of its variable says that it has one item.
+    """
+    found: list[Size] = [1] * ndim
+    for variable, sizes in shapes:
+        for axis, size in enumerate(map(step.sizes.same, sizes)):
+            place = ndim - len(sizes) + axis
+            if variable.type.shape[axis] != 1 and size != 1:
+                own = found[place]
+                found[place] = (
+                    size if own == 1 else step.require(own, size, error, text, [own, size])
+                )
+    return list(map(step.sizes.same, found))
+
+
 def collapse(step: Step, arrays: Sequence[Walk], sizes: Sequence[Size]) -> list[Size]:
     """Walk axes as one where all arrays allow it; change their strides, return the sizes."""
     same = step.sizes.same
@@ -280,14 +312,7 @@ class Tree:
         sizes = self.loops()
         for variable, place in self.places:
             if variable not in self.walks:
-                shaped = place.view(
-                    [
-                        1 if known == 1 else size
-                        for known, size in zip(variable.type.shape, place.sizes, strict=True)
-                    ],
-                    list(place.strides),
-                )
-                self.walks[variable] = walked(self.step, shaped, sizes)
+                self.walks[variable] = stretched(self.step, variable, place, sizes)
         return list(self.walks.values())
 
     def write(self, lanes: int) -> list[Number]:

@@ -46,7 +46,7 @@ class Expression:
     Attributes
     ----------
     operation : str or tuple of Apply and int
-        ``"add"``, ``"mul"``, ``"sub"``, ``"min"``, ``"max"``, ``"quotient"``, ``"equal"``
+        ``"add"``, ``"mul"``, ``"min"``, ``"max"``, ``"quotient"``, ``"equal"``
         (which chooses the third part where the first two are equal, else the fourth), or a scalar
         node of PyTensor's and which of its outputs is meant.
     parts : tuple
@@ -88,7 +88,6 @@ def _joined(operation: str, nothing: int, sizes: tuple[Size, ...]) -> Size:
 
 
 _KNOWN: dict[str, Callable[..., int]] = {
-    "sub": lambda a, b: a - b,
     "min": min,
     "max": max,
     "quotient": lambda a, b: a // b if b else 0,
@@ -100,8 +99,6 @@ def combined(operation: str, *parts: Size) -> Size:
     """Return an expression, or its value where that is known."""
     if all(isinstance(part, int) for part in parts):
         return _KNOWN[operation](*parts)
-    if operation == "sub":
-        return 0 if parts[0] == parts[1] else total(parts[0], product(-1, parts[1]))
     if operation in ("min", "max") and parts[0] == parts[1]:
         return parts[0]
     return Expression(operation, parts)

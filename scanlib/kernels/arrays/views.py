@@ -45,7 +45,6 @@ from scanlib.kernels.language import Value
 from scanlib.kernels.scalars import NoKernelError, Number, added, parts_of
 from scanlib.kernels.spans import load_number, store_number
 from scanlib.ops import errors
-from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.messages import SPECIFIED_SHAPE, out_of_bounds, shape_text
 
 ASSIGNED = "cannot assign an array of another shape to a slice: sizes {} and {}"
@@ -372,35 +371,8 @@ def write_inc_subtensor(step: Step, node: Apply) -> None:
     part = indexed(step, target, indices)
     number = step.only_number(value)
     source = number if number is not None else broadcast(step, value, part.sizes)
-    adds = not op.set_instead_of_inc and not _is_still_zero(node)
-    write_copy(step, source, part, added if adds else None)
+    write_copy(step, source, part, None if op.set_instead_of_inc else added)
     step.bind_place(out, target)
-
-
-def _is_still_zero(node: Apply) -> bool:
-    """Whether a node adds to an item of zeros that no node before has written to."""
-    places = constant_places(node)
-    while places is not None:
-        above = node.inputs[0].owner
-        if above is None or is_zeros(node.inputs[0]):
-            return above is not None
-        own = constant_places(above) if isinstance(above.op, IncSubtensor) else None
-        if own is None or not any(
-            a != b and (a < 0) == (b < 0) for a, b in zip(own, places, strict=True)
-        ):
-            return False
-        node = above
-    return False
-
-
-def constant_places(node: Apply) -> tuple[int, ...] | None:
-    """Return the indices of the item that a node writes, None if they are computed."""
-    indices = indices_from_subtensor(node.inputs[2:], node.op.idx_list)
-    if len(indices) < node.inputs[0].type.ndim:
-        return None
-    if not all(isinstance(index, int | Constant) for index in indices):
-        return None
-    return tuple(map(integer_of, indices))
 
 
 def copied_base(step: Step, node: Apply) -> Place:

@@ -15,6 +15,7 @@ from pytensor.scalar.loop import ScalarLoop
 from pytensor.tensor.elemwise import Elemwise
 
 import scanlib
+from scanlib.backends.handler import thunks
 from scanlib.backends.handler.programs import address, program_of, registered
 from scanlib.backends.handler.thunks import Thunk, library, runner
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -299,6 +300,25 @@ def test_programs_with_the_same_code_differ_by_their_arrays():
 
 def test_the_library_is_compiled_once():
     assert library() is library()
+
+
+def test_the_compiler_may_be_away_for_a_while(monkeypatch):
+    """It is while PyTensor and PyMC fold constants: other threads and later calls are no slower."""
+    loaded = []
+    monkeypatch.setattr(thunks, "_loaded", loaded)
+    monkeypatch.setattr(thunks, "_load", lambda compiler: f"by {compiler}")
+    expected = f"by {config.cxx}"
+    with config.change_flags(cxx=""):
+        assert library() is None
+    others = set(threading.enumerate())
+    with config.change_flags(cxx=config.cxx):
+        with thunks._lock:
+            thunks.prepare_library()
+            config.cxx = ""
+        for thread in set(threading.enumerate()) - others:
+            thread.join(10)
+        assert loaded == [expected]
+        assert library() == expected
 
 
 @pytest.mark.parametrize("mode", ["numba", "c", "py"])
