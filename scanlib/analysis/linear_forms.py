@@ -41,7 +41,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import Alloc, Join, MakeVector, Split
 from pytensor.tensor.blockwise import Blockwise
@@ -722,12 +722,6 @@ def _split(op: Op, forms: LinearForms, node: Apply) -> list[Form]:
 # Small things
 
 
-def plus(one: Any, two: Any) -> Any:
-    if one is None or two is None:
-        return two if one is None else one
-    return one + two
-
-
 def is_minus_one(variable: Variable) -> bool:
     """Whether a factor is the constant -1, which is how canonical bodies write a sign."""
     return isinstance(variable, Constant) and bool(np.all(variable.data == -1))
@@ -835,39 +829,26 @@ def of_one_state(
 def in_other_semiring(state: Variable, following: Variable, sizes: Sizes) -> Any:
     """Return ``⊕_j (A[i, j] + h[j]) + c[i]`` if the next value is that, else None."""
     dependent = depends_on([following], [state])
-    variable, offset = following, None
-    sign = 1
-    while True:
-        node = variable.owner
-        if node is None or variable not in dependent:
-            return None
-        if isinstance(node.op, SpecifyShape):
-            variable = node.inputs[0]
-            continue
-        scalar = node.op.scalar_op if isinstance(node.op, Elemwise) else None
-        varying = [inp for inp in node.inputs if inp in dependent]
-        if not isinstance(scalar, ps.Add | ps.Sub | ps.Neg | ps.Mul) or len(varying) != 1:
-            break
-        (variable,) = varying
-        others = [inp for inp in node.inputs if inp is not variable]
-        added = [pt.cast(inp, state.type.dtype) for inp in others]
-        if isinstance(scalar, ps.Neg | ps.Mul):
-            if isinstance(scalar, ps.Mul) and not (len(others) == 1 and is_minus_one(others[0])):
-                return None
-            sign = -sign
-            continue
-        if isinstance(scalar, ps.Sub):
-            if variable is not node.inputs[0]:
-                return None
-            added = [-added[0]]
-        for term in added:
-            offset = plus(offset, term if sign > 0 else -term)
+    reductions = [node for node in toposort([following]) if node.outputs[0] in dependent]
+    reductions = [node for node in reductions if _reduction(node)[1] is not None]
+    if not reductions:
+        return None
+    node = reductions[-1]
+    (reduced,) = node.outputs
     semiring, terms, axis = _reduction(node)
-    if terms is None or axis is None or variable.type.ndim != state.type.ndim:
+    if terms is None or axis is None or state in ancestors([following], blockers=[reduced]):
+        return None
+    try:
+        forms = LinearForms([reduced], [following], sizes)
+    except NotAffineError:
+        return None
+    block, offset = forms.form(following)[0], forms.offset(following)
+    sign = 1 if block.value is None else -1
+    if block.ties != tuple(range(state.type.ndim)):
+        return None
+    if sign < 0 and (semiring == "log" or not is_minus_one(forms.value(block))):
         return None
     if sign < 0:
-        if semiring == "log":
-            return None
         semiring = {"max": "min", "min": "max"}[semiring]
     matrix = _added_matrix(state, terms, axis, sign, sizes)
     if matrix is None:

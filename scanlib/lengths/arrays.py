@@ -184,6 +184,28 @@ class Lengths:
         known = (length for length, name in zip(lengths, own, strict=True) if length != name)
         return next(known, lengths[0]) + rows.others
 
+    def agrees(self, variable: Variable, length: LengthForm, axis: int = 0) -> bool:
+        """Whether an array is known to be so long.
+
+        What elementwise operations combine has one length, known perhaps as a number for one
+        operand and as the length of a loop for another.
+        """
+        if not axis:
+            view = self.view(variable)
+            variable, length = view.base, length + view.front + view.back
+        if self.of(variable, axis) == length:
+            return True
+        node = variable.owner
+        if node is None:
+            return False
+        if isinstance(node.op, SAME):
+            return self.agrees(node.inputs[0], length, axis)
+        if isinstance(node.op, DimShuffle) and node.op.new_order[axis] != "x":
+            return self.agrees(node.inputs[0], length, node.op.new_order[axis])
+        if isinstance(node.op, Elemwise):
+            return any(self.agrees(inp, length, axis) for inp in _wide(node, axis))
+        return False
+
     def of_view(self, view: View) -> LengthForm:
         """Return the number of rows of a view."""
         return self.of(view.base) - view.front - view.back
@@ -326,11 +348,28 @@ class Lengths:
         """Whether a form counts rows from the front of an array, not from its end.
 
         An integer of the graph is taken to; what is left of a length after taking off a number may
-        be negative.
+        be negative, unless the length is known to be as great.
         """
         if form.is_length():
             return True
-        return (rows - form).is_length() and form.number >= 0
+        return (rows - form).is_length() and (form.number >= 0 or self._least(form) >= 0)
+
+    def _least(self, form: LengthForm) -> int:
+        """Return the least value that a form may have, as far as minima that are known tell."""
+        least = form.number
+        for symbol, factor in form.terms:
+            if factor < 0:
+                return -1
+            own = LengthForm.of(*symbol)
+            least += factor * max(
+                (
+                    value
+                    for (kind, forms), value in self.known.items()
+                    if kind == "minimum" and own in forms
+                ),
+                default=0,
+            )
+        return least
 
     def _into_part(self, view: View) -> View:
         """Look into an array that is joined of parts, if the view reads one of them only."""

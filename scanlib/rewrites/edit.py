@@ -171,7 +171,7 @@ class Detached:
 def detach(loop: Loop) -> Detached:
     """Replace the inputs of a loop."""
     outer = list(dict.fromkeys(loop.outer_inputs()))
-    stand_ins = [variable.type() for variable in outer]
+    stand_ins = [variable.type(name=variable.name) for variable in outer]
     places = dict(zip(outer, stand_ins, strict=True))
     known = Lengths(sure=True)
     lengths = {places[part.outer]: known.of(part.outer) for part in loop.sequences}

@@ -38,6 +38,7 @@ def found(op):
 FOUND = {
     "a product": lambda a, g, h: [a * (h + g), h + g],
     "the readers of a sum": lambda a, g, h: [a * (h + g), pt.sqr(h + g) * g],
+    "a quotient": lambda a, g, h: [(h + g) * a / (2 + a * a), h + g],
     "several factors": lambda a, g, h: [a * a * (h + g), (h + g) * a],
     "more addends": lambda a, g, h: [a * (h + g + a), h + g + a],
 }
@@ -45,7 +46,6 @@ LEFT = {
     "a reader of the state": lambda a, g, h: [a * (h + g), h * g],
     "a reader of both": lambda a, g, h: [a * (h + g), h * (h + g)],
     "a constant behind the product": lambda a, g, h: [a * (h + g) + g, h + g],
-    "a quotient": lambda a, g, h: [(h + g) * a / (2 + a * a), h + g],
     "no coefficient": lambda a, g, h: [h + g, h + g],
     "the product first": lambda a, g, h: [a * h + g, a * h],
 }
@@ -95,6 +95,7 @@ def in_python(step, a, g):
 NUMPY = {
     "a product": lambda a, g, h: (a * (h + g), h + g),
     "the readers of a sum": lambda a, g, h: (a * (h + g), np.square(h + g) * g),
+    "a quotient": lambda a, g, h: ((h + g) * a / (2 + a * a), h + g),
     "several factors": lambda a, g, h: (a * a * (h + g), (h + g) * a),
     "more addends": lambda a, g, h: (a * (h + g + a), h + g + a),
 }

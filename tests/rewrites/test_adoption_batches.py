@@ -25,8 +25,9 @@ rng = np.random.default_rng(31)
 # PyTensor itself cannot compute the batch: it adds zeros of too few rows.
 VALUES_ALONE = {"parts_of_a_trace"}
 # These stay batches of PyTensor's: the loop over segments in the gradient of checkpoints, whose
-# length is another expression than that of its rows, and gradients of loops with `until`.
-LEFT = {"checkpoints", "outputs_until", "outputs_until_that_never_comes"}
+# length is another expression than that of its rows, gradients of loops with `until`, and loops
+# whose numbers of steps may differ.
+LEFT = {"checkpoints", "outputs_until", "outputs_until_that_never_comes", "steps_known_at_run_time"}
 
 
 def assert_adopted(function):

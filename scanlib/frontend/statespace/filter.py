@@ -150,15 +150,10 @@ class Walk:
     pull: Variable  # u
     information: Variable  # J
 
-    def filtered(self) -> Filtered:
-        return Filtered(
-            pt.sum(self.density),
-            self.density,
-            self.mean,
-            self.cov,
-            self.predicted_mean,
-            self.predicted_cov,
-        )
+    def filtered(self) -> list[Variable]:
+        """Return what `Filtered` holds."""
+        found = [self.mean, self.cov, self.predicted_mean, self.predicted_cov]
+        return [pt.sum(self.density), self.density, *found]
 
 
 def sequential(model: StateSpace, given: Observations) -> Walk:

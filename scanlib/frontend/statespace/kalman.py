@@ -101,8 +101,7 @@ def kalman_filter(
     array([0.9091, 0.9091, 1.1   ])
     """
     given = read_observations("kalman_filter", y, model, observed)
-    found = _walk("kalman_filter", model, given, method).filtered()
-    return Filtered(*of_batch(given, list(vars(found).values())))
+    return Filtered(*of_batch(given, _walk("kalman_filter", model, given, method).filtered()))
 
 
 def kalman_smoother(
@@ -139,8 +138,7 @@ def kalman_smoother(
         moments = smoothed_by_factors(model, given, walk)
     else:
         moments = smoothed(walk, in_parallel=method == "parallel")
-    values = [*moments, *vars(walk.filtered()).values()]
-    mean, cov, *filtered = of_batch(given, values)
+    mean, cov, *filtered = of_batch(given, [*moments, *walk.filtered()])
     return Smoothed(mean, cov, Filtered(*filtered))
 
 

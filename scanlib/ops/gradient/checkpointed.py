@@ -180,6 +180,8 @@ class Nest(NamedTuple):
     carries, outputs : list of Variable
     sequences : list of list of Variable
         The parts of each sequence that are read: the segments, and what is left.
+    starts : list of Variable
+        What the tail starts from, if there is one.
     """
 
     traces: list[Variable]
@@ -187,6 +189,7 @@ class Nest(NamedTuple):
     carries: list[Variable]
     outputs: list[Variable]
     sequences: list[list[Variable]]
+    starts: list[Variable]
 
 
 def nest_of(loop: Loop, schedule: Schedule) -> Nest:
@@ -199,7 +202,7 @@ def nest_of(loop: Loop, schedule: Schedule) -> Nest:
     parts = [[part.outer] for part in outer.sequences]
     if constant_integer(cut.rest) == 0:
         carries = [_restored(*pair) for pair in zip(loop.carries, starts[n:], strict=True)]
-        return Nest(rows[:n], starts[:n], carries, rows[n:], parts)
+        return Nest(rows[:n], starts[:n], carries, rows[n:], parts, [])
     behind = [part.outer[cut.steps :] for part in loop.sequences]
     n_steps = None if loop.n_steps is None else cut.rest
     tail = _some_steps(replace(loop, n_steps=n_steps), behind, starts, cut.inside)
@@ -208,7 +211,7 @@ def nest_of(loop: Loop, schedule: Schedule) -> Nest:
     rest = [*written, *found.outputs]
     rows = [pt.concatenate(pair) for pair in zip(rows, rest, strict=True)]
     parts = [[*own, piece] for own, piece in zip(parts, behind, strict=True)]
-    return Nest(rows[:n], found.histories, found.carries, rows[n:], parts)
+    return Nest(rows[:n], found.histories, found.carries, rows[n:], parts, starts)
 
 
 def checkpointed_pullback(
@@ -253,7 +256,7 @@ def checkpointed_pullback(
         [found.get(part.outer) for part in loop.non_sequences],
     )
     made = [
-        finish(outer, value, value if value is not None and is_null(value) else None, reaches)
+        finish(outer, value, _if_null(value), reaches)
         for outer, value, reaches in zip(
             inputs, op.signature.join_inputs(total), reachable(op, given), strict=True
         )
@@ -271,10 +274,35 @@ def _pulled_back(
     wrt += [part.outer for part in loop.non_sequences if is_numeric(part.outer)]
     if not known or not wrt:
         return {}
+    found = _gradients(known, wrt)
+    if any(map(is_null, found.values())):
+        # An undefined cotangent of what the tail starts from stays there, and does not flow back.
+        starts = [v for v in nest.starts if is_differentiable(v)]
+        found = _gradients(known, [*wrt, *starts], starts)
+        owed = {v: found.pop(v) for v in starts if v in found}
+        back = _gradients({v: g for v, g in owed.items() if not is_null(g)}, wrt)
+        firsts = [s.initial for s in loop.states] + [c.initial for c in loop.carries]
+        lost = {first: owed.get(v) for first, v in zip(firsts, nest.starts, strict=False)}
+        total = {v: total_of([found.get(v), back.get(v), _if_null(lost.get(v))]) for v in wrt}
+        found = {v: g for v, g in total.items() if g is not None}
+    return found
+
+
+def _if_null(cotangent: Variable | None) -> Variable | None:
+    return cotangent if cotangent is not None and is_null(cotangent) else None
+
+
+def _gradients(
+    known: dict[Variable, Variable], wrt: list[Variable], constant: Sequence[Variable] = ()
+) -> dict[Variable, Variable]:
+    """Return the cotangents that are connected; nothing flows back through what is constant."""
+    if not known:
+        return {}
     found = pg.grad(
         cost=None,
         known_grads=known,
         wrt=wrt,
+        consider_constant=list(constant),
         disconnected_inputs="ignore",
         return_disconnected="disconnected",
         null_gradients="return",

@@ -111,11 +111,13 @@ def _is_read_elsewhere(op: ElemwiseScan, number: int, place: int) -> bool:
 
 
 def _is_multiple(value: Variable, total: Variable) -> bool:
-    """Whether a value is a product of `total` and of factors that do not depend on it."""
+    """Whether a value is `total` times, or divided by, what does not depend on it."""
     if value is total:
         return True
     node: Apply | None = value.owner
-    if node is None or not isinstance(node.op, ps.Mul):
+    if node is None or not isinstance(node.op, ps.Mul | ps.TrueDiv):
         return False
     depending = [inp for inp in node.inputs if total in ancestors([inp])]
-    return len(depending) == 1 and _is_multiple(depending[0], total)
+    if len(depending) != 1 or (isinstance(node.op, ps.TrueDiv) and depending != node.inputs[:1]):
+        return False
+    return _is_multiple(depending[0], total)

@@ -32,10 +32,13 @@ class CheckedValue(CheckAndRaise):
         return [tangents[0]]
 
 
-def checked_places(places: Variable, size: Variable) -> Variable:
-    """Return indices, known to lie in an axis of some size; negative ones count from its end."""
+def checked_places(places: Variable, array: Variable, axis: int = 0) -> Variable:
+    """Return indices, known to lie in an axis of an array; negative ones count from its end."""
+    size = array.shape[axis]
     inside = pt.and_(pt.ge(places, -size), pt.lt(places, size))
-    return CheckedPlaces(IndexError, "index out of bounds")(places, pt.all(inside))
+    name = f"`{array.name}`" if array.name else "an array"
+    text = f"index out of bounds: a step reads or writes outside of {name}"
+    return CheckedPlaces(IndexError, text)(places, pt.all(inside))
 
 
 class CheckedRows(Op):

@@ -189,6 +189,8 @@ class _Adoption:
         """Return rows in the order of the steps as the loop reads them, one for each step."""
         view = self.rows.view(variable)
         more = self.rows.of_view(view) - self.steps
+        if self.rows.agrees(variable, self.steps):
+            more = number(0)
         view = view.cut(number(0), more)
         if self.reverse:
             view = view.flip()
@@ -251,7 +253,7 @@ class _Adoption:
                 {tap - first: value for tap, value in zip(out_taps, written[i], strict=True)},
             )
             end = self.steps + window.depth
-            if not end.at_most(self.rows.of(buffer)):
+            if not (self.rows.agrees(buffer, end) or end.at_most(self.rows.of(buffer))):
                 raise NotAdoptableError(_misfit("a mit-mot"))
             slid, replaced = slide(
                 self.loop, window, self.results, self.steps, self.rows, self.orient
@@ -351,7 +353,7 @@ class _Adoption:
         """Say how many steps there are, where the sequences do not."""
         sequences = [*self.loop.sequences, *self.unread]
         for part in sequences:
-            if self.plain.of(part.outer) == self.steps:
+            if self.plain.agrees(part.outer, self.steps):
                 if part in self.unread:
                     part.outer = self.orient(part.outer)
                     self.loop.sequences.append(part)

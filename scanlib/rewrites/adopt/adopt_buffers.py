@@ -55,7 +55,7 @@ class Initial:
 
 def initial_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths) -> Initial:
     """Return the first `depth` rows of a buffer."""
-    fits = rows.of(buffer) == steps + depth
+    fits = rows.agrees(buffer, steps + depth)
     node, index = buffer.owner, slice_of(buffer.owner)
     if node is not None and isinstance(node.op, IncSubtensor) and node.op.set_instead_of_inc:
         base, value = node.inputs[:2]
@@ -216,7 +216,7 @@ def entering_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths
     """
     result = Entering()
     end = steps + depth
-    longer = rows.of(buffer) != end
+    longer = not rows.agrees(buffer, end)
     others: list[Placed] = []
     for placed in placements(buffer, rows.of(buffer) if longer else end, rows):
         at_start = placed.start.is_zero
@@ -428,7 +428,7 @@ def whole_buffer(
             kept = pt.join(0, kept[: slid.enters], late) if slid.enters else late
         parts.append(kept)
     end = steps + depth
-    if rows.of(window.buffer) != end:
+    if not rows.agrees(window.buffer, end):
         parts.append(window.buffer[end.variable() :])
     if len(parts) == 1:
         return parts[0]

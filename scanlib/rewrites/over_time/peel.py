@@ -516,8 +516,8 @@ def gathered(node: Apply, value: ValueOf, length: Variable) -> Variable:
     """Return what a node reads at all steps."""
     (array, varies), (places, _) = value(node.inputs[0]), value(node.inputs[1])
     if not varies:
-        return array[checked_places(places, array.shape[0])]
-    return array[pt.arange(length), checked_places(places, array.shape[1])]
+        return array[checked_places(places, array)]
+    return array[pt.arange(length), checked_places(places, array, axis=1)]
 
 
 def written(
@@ -526,14 +526,14 @@ def written(
     """Return the arrays in which a node writes at all steps."""
     arrays, (places, _) = rows(node.inputs[0]), value(node.inputs[2])
     change = pt.set_subtensor if node.op.set_instead_of_inc else pt.inc_subtensor
-    target = arrays[pt.arange(length), checked_places(places, arrays.shape[1])]
+    target = arrays[pt.arange(length), checked_places(places, arrays, axis=1)]
     return change(target, _like(rows(node.inputs[1]), target))
 
 
 def scattered(node: Apply, rows: Callable[[Variable], Variable], value: ValueOf) -> Variable:
     """Return an array to which a node adds at every step, with the addends of all steps."""
     array = value(node.inputs[0])[0]
-    places = checked_places(value(node.inputs[2])[0], array.shape[0])
+    places = checked_places(value(node.inputs[2])[0], array)
     values = _like(rows(node.inputs[1]), array)
     # PyTensor takes a single row for one that is to be broadcast, and refuses it.
     missing = pt.eq(places.shape[0], 1).astype("int64")
