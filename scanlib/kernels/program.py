@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from pytensor.graph.basic import Apply
@@ -105,15 +106,11 @@ class Words:
         for output in outputs:
             self.outputs.append(place)
             place += 1 + output.type.ndim + 2
-        names = ("steps", "capacity", "begin", "taken", "workspace", "workspace_size")
-        self.steps, self.capacity, self.begin, self.taken, self.workspace, self.workspace_size = (
-            range(place, place + len(names))
-        )
-        place += len(names)
-        self.turn, self.part, self.parts, self.choice, self.job, self.chunks = range(
-            place, place + 6
-        )
-        self.functions = place + 6
+        rest = iter(range(place, place + 12))
+        self.steps, self.capacity, self.begin, self.taken = islice(rest, 4)
+        self.workspace, self.workspace_size, self.turn = islice(rest, 3)
+        self.part, self.parts, self.choice, self.job, self.chunks = rest
+        self.functions = place + 12
         self._outputs, self._functions = outputs, functions
 
     @property

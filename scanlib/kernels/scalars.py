@@ -414,6 +414,16 @@ class Scalars:
         finally:
             self.values = values
 
+    @contextmanager
+    def taking(self, lanes: int) -> Iterator[None]:
+        """Write for so many numbers at once; forget, afterwards, what has become of variables."""
+        before, self.lanes = self.lanes, lanes
+        try:
+            with self.scope():
+                yield
+        finally:
+            self.lanes = before
+
     def bind(self, variable: Variable, value: Number) -> None:
         self.values[variable] = value
 

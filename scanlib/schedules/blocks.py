@@ -412,12 +412,8 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         count = self.steps_at_once(outputs)
 
         def several(j: Value, lanes: int) -> None:
-            self.scalars.lanes = lanes
-            try:
-                with self.scalars.scope():
-                    write(j)
-            finally:
-                self.scalars.lanes = 1
+            with self.scalars.taking(lanes):
+                write(j)
 
         walk(self.w, self.w.constant(0, INT64), self.n, [count] if count > 1 else [], several)
 

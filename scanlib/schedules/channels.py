@@ -232,13 +232,11 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
 
         def write(index: Value, lanes: int) -> None:
             self.indices.append(index)
-            self.scalars.lanes = lanes
             try:
-                with self.scalars.scope():
+                with self.scalars.taking(lanes):
                     self.level(level + 1, group)
             finally:
                 self.indices.pop()
-                self.scalars.lanes = 1
 
         if number is None:
             write(w.constant(0, INT64), 1)

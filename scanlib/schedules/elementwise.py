@@ -204,6 +204,7 @@ class Loop(Tables):
     by_channels, by_blocks = True, False
     may_be_empty = False  # histories without initial rows, where there are no steps
     longest_turn = STEPS
+    slices = 1  # of the channels, each in a thread of its own
     work: Size = 1
 
     def __init__(

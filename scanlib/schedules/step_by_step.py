@@ -159,13 +159,20 @@ class TakesSteps(TableReader[L]):
         write_result(self, self.steps, taken)
 
     def write_last_rows(self, name: str, taken: Value) -> None:
-        """Write the rows of a ring to the output."""
-        w, depth, size = self.w, self.loop.depths[name], self.value_of(self.loop.starts[name].row)
+        """Write the rows of a ring to the output, or this part's channels of them."""
+        w, depth, start = self.w, self.loop.depths[name], self.loop.starts[name]
+        size = self.value_of(start.row)
+        first, count = w.as_value(0, INT64), size
+        if self.loop.slices > 1:
+            part, parts = (self.out.number(getattr(self.words, k), k) for k in ("part", "parts"))
+            items, item = self.dim(start.name, 1), self.value_of(self.loop.arrays[name].strides[1])
+            first, last = (w.apply("quotient", items * k, parts) * item for k in (part, part + 1))
+            count = last - first
         for k in range(1, depth + 1):
             row = k - 1 if self.loop.reverse else depth - k
             source = place_in_ring(w, taken + (depth - k), depth) * size
-            target = w.offset(self.data(name), size * row)
-            w.move(target, w.offset(self.rings[name], source), size)
+            target = w.offset(self.data(name), size * row + first)
+            w.move(target, w.offset(self.rings[name], source + first), count)
 
 
 def place_in_ring(w: Writer, row: Value, depth: int) -> Value:

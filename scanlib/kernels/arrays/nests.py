@@ -319,13 +319,8 @@ class Tree:
         """Write one item of each result, or several."""
         if self.node is None:
             return [self.walks[self.variable].load(self.step, lanes)]
-        scalars = self.step.scalars
-        loaded: dict[Variable, Number] = {}
-        scalars.lanes = lanes
-        try:
-            return self._write(self.node, lanes, loaded)
-        finally:
-            scalars.lanes = 1
+        with self.step.scalars.taking(lanes):
+            return self._write(self.node, lanes, {})
 
     def _write(self, node: Apply, lanes: int, loaded: dict[Variable, Number]) -> list[Number]:
         step = self.step
@@ -510,16 +505,10 @@ class Reduction:
         return self.step.scalars.constant(value, self.dtype)
 
     def combined(self, one: Number, other: Number) -> Number:
-        scalars, lanes = self.step.scalars, 1
-        if isinstance(one, Value):
-            lanes = one.type.lanes
-        kind = self.op.scalar_op
-        node = kind.make_node(*(get_scalar_type(self.dtype)() for _ in range(2)))
-        kept, scalars.lanes = scalars.lanes, lanes
-        try:
-            (result,) = scalars.apply(node, [one, other])
-        finally:
-            scalars.lanes = kept
+        lanes = one.type.lanes if isinstance(one, Value) else 1
+        node = self.op.scalar_op.make_node(*(get_scalar_type(self.dtype)() for _ in range(2)))
+        with self.step.scalars.taking(lanes):
+            (result,) = self.step.scalars.apply(node, [one, other])
         return self.step.scalars.number_as(result, self.dtype)
 
     def write(self) -> None:

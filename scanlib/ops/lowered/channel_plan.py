@@ -51,8 +51,7 @@ class Target:
     """A result of the step: what it is, and where it is computed and written.
 
     The value is computed inside `inner` loops and written inside `level`. A sum over the axes
-    `reduced` is collected in a local variable, `total`, once a backend has given it a name, if it
-    is `collected`; otherwise in memory.
+    `reduced` is collected in a local variable if it is `collected`, otherwise in memory.
     """
 
     kind: str
@@ -62,7 +61,6 @@ class Target:
     reduced: tuple[int, ...] = ()
     inner: int = 0
     level: int = 0
-    total: str | None = None
 
     @property
     def array(self) -> str:
