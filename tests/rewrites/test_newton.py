@@ -213,7 +213,7 @@ def is_newton(node):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jacobian", ["diagonal", "block"])
+@pytest.mark.parametrize("jacobian", ["full", "diagonal", "block"])
 @pytest.mark.parametrize("name", CASES)
 def test_approximations_of_the_jacobian(name, jacobian, fast_mode):
     method = scanlib.Newton(jacobian=jacobian, tolerance=1e-12, damping="adaptive")

@@ -43,7 +43,7 @@ from scanlib.ops.loop import Results
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature
 
-JACOBIANS = ("auto", "block", "diagonal")
+JACOBIANS = ("auto", "full", "block", "diagonal")
 OTHERWISE = ("error", "sequential")
 # By the bits of a real number: near the square root of its precision, at which an iteration that
 # converges quadratically has reached the precision itself.
@@ -61,10 +61,11 @@ class Newton:
         to values above one. By default 1e-7 in float64, 1e-4 in float32, 1e-2 in float16.
     max_iterations : int, optional
         The greatest number of iterations.
-    jacobian : {"auto", "block", "diagonal"}, optional
+    jacobian : {"auto", "full", "block", "diagonal"}, optional
         What stands for the step's Jacobian. ``"auto"``: the Jacobian, whose structure is found:
         numbers where the step is elementwise, small matrices where an axis of the state holds
-        independent members (a batch), one matrix otherwise. ``"diagonal"``: its diagonal alone
+        independent members (a batch), one matrix otherwise. ``"full"`` is the same: what is known
+        to be zero is never computed with. ``"diagonal"``: its diagonal alone
         (quasi-DEER).
         ``"block"``: also what couples several states of one shape, or several taps, channel by
         channel, as the two states of an LSTM. Approximations take more and cheaper iterations.

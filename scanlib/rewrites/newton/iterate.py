@@ -191,7 +191,7 @@ def linearize(loop: Loop, jacobian: str) -> Linearization:
     Parameters
     ----------
     loop : Loop
-    jacobian : {"auto", "block", "diagonal"}
+    jacobian : {"auto", "full", "block", "diagonal"}
         See `scanlib.ops.lowered.newton_scan.Newton`.
     """
     states = loop.states
@@ -199,7 +199,7 @@ def linearize(loop: Loop, jacobian: str) -> Linearization:
     nexts = [state.next for state in states]
     axes = independent_axes(taps, nexts)
     result = Linearization(loop, axes if _have_equal_sizes(taps, nexts, axes) else [])
-    if jacobian != "auto":
+    if jacobian in ("block", "diagonal"):
         result.diagonals = {}
         for source, state in enumerate(states):
             for offset, tap in state.taps.items():
