@@ -169,9 +169,8 @@ class Scan(HasFrozenBody, HasDerivatives, LoopOp, PrintedOp):
         try:
             return type.filter_variable(variable)
         except TypeError as error:
-            raise TypeError(
-                f"{self}: input {position} must have type {type}, got {variable.type}"
-            ) from error
+            role = self.signature.describe_input(position)
+            raise TypeError(f"{self}: {role} must have type {type}, got {variable.type}") from error
 
     # Shapes
 

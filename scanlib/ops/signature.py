@@ -195,3 +195,18 @@ class Signature:
             flat, self.n_states, self.n_carries, self.n_outputs, int(self.has_stop)
         )
         return BodyOutputs(states, carries, outputs, stop[0] if stop else None)
+
+    def describe_input(self, position: int) -> str:
+        """Return the role of one flat input, for messages and printing."""
+        sizes = {
+            "n_steps": int(self.has_n_steps),
+            "sequence": self.n_sequences,
+            "initial state": self.n_states,
+            "carry": self.n_carries,
+            "non-sequence": self.n_non_sequences,
+        }
+        for role, size in sizes.items():
+            if position < size:
+                return role if role == "n_steps" else f"{role} {position}"
+            position -= size
+        raise IndexError(position)

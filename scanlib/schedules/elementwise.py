@@ -632,7 +632,9 @@ def prepare(loop: Tables) -> Kernel:
 
 
 @contextmanager
-def writing_step(kernel: TableReader, first: Size = 0) -> Iterator[Step]:
+def writing_step(
+    kernel: TableReader, first: Size = 0, workspace: Workspace | None = None
+) -> Iterator[Step]:
     """Write a step into a kernel; its part of the workspace begins so many bytes after the start.
 
     What is done before the first step comes first.
@@ -640,7 +642,8 @@ def writing_step(kernel: TableReader, first: Size = 0) -> Iterator[Step]:
     w, loop, values = kernel.w, kernel.loop, kernel.size_values
     space = w.offset(kernel.workspace, kernel.value_of(first))
     memory, w.block.statements = w.block.statements, []
-    step = Step(w, kernel.scalars, values, loop.workspace, space, loop.failure, kernel.routine)
+    own = loop.workspace if workspace is None else workspace
+    step = Step(w, kernel.scalars, values, own, space, loop.failure, kernel.routine)
     yield step
     loop.checks += step.sizes.checks
     w.block.statements[:0] = [*memory, *step.before.statements]
@@ -649,7 +652,8 @@ def writing_step(kernel: TableReader, first: Size = 0) -> Iterator[Step]:
 def start(loop: Loop) -> Kernel:
     """Return the kernel that copies what outputs start with."""
     kernel = TableReader(loop, "start")
-    with writing_step(kernel) as step:
+    # Sizes that the steps have found equal are so only where there are steps.
+    with writing_step(kernel, workspace=Workspace(Sizes())) as step:
         for name, array in loop.starts.items():
             if name in loop.rings:  # it holds rows in the order of iteration, the latest one last
                 ring = step.writer.offset(kernel.workspace, kernel.value_of(loop.rings[name]))

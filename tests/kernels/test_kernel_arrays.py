@@ -348,6 +348,17 @@ def test_places_of_the_largest(dtype):
     check([h], [y, *found], [value])
 
 
+def test_no_steps_leave_an_initial_value_of_another_shape_alone():
+    x, start = pt.vector("x"), pt.matrix("start")
+    last, _ = scanlib.loop(
+        lambda h, v: (pt.tanh(pt.roll(h, 1) + pt.broadcast_to(v, (8, 3))), None), start, x
+    )
+    f = pytensor.function([x, start], last)
+    for rows in (20, 8, 1):
+        given = 1.0 + np.arange(3.0 * rows).reshape(rows, 3)
+        np.testing.assert_array_equal(f([], given), given)
+
+
 @pytest.mark.parametrize("place", [5, -6])
 def test_indices_are_checked(place):
     (x, k, h), values = drawn(x=(T, N), k=(T, N), h=(N,))
