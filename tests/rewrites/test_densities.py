@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 import scanlib
+from scanlib import rewrites
 from tests.modes import MODES
 
 # PyMC changes the flags of all C code; other tests' code would be compiled once more for it.
@@ -36,6 +37,14 @@ ROWS = np.random.default_rng(1).normal(size=(T, 3))
 COUNTS = np.array([1, 0, 3, 2, 2])
 MOVES = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]])
 normal = stats.norm.logpdf
+
+
+def test_a_release_of_pymc_that_is_not_known(monkeypatch, caplog):
+    """Loops are made as before; one warning says what is missing."""
+    monkeypatch.delattr(rewrites, "densities", raising=False)
+    monkeypatch.setitem(sys.modules, "scanlib.rewrites.densities", None)
+    assert rewrites.load_densities()
+    assert "derives no density of draws in loops" in caplog.text
 
 
 def value_of(variable, inputs=()):
