@@ -102,10 +102,10 @@ def reduce(
         options = {"go_backwards": go_backwards, "mode": mode, "name": name}
         options |= {"return_updates": return_updates}
         found = scan(fn, sequences, outputs_info, non_sequences, **options)
-    outputs, updates = found if return_updates else (found, {})
+    outputs = found.outputs if return_updates else found
     is_list = isinstance(outputs, list)
     result = [_last(output) for output in outputs] if is_list else _last(outputs)
-    return (result, updates) if return_updates else result
+    return found._replace(outputs=result) if return_updates else result
 
 
 def _last(output: Any) -> Any:

@@ -28,7 +28,6 @@ from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.graph.traversal import ancestors
 from pytensor.graph.type import Type
 from pytensor.tensor.random.type import RandomType
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat.pymc import (
@@ -39,13 +38,14 @@ from scanlib._compat.pymc import (
     logp_rule,
     measurable_ir_rewrites_db,
 )
-from scanlib.lengths.numbers import constant_index
 from scanlib.ops.graph import conform, substitute
 from scanlib.ops.loop import Carry, Loop, Output, State, past_rows
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.messages import loop_title
 from scanlib.ops.scan import RandomScan, Scan, stacked
-from scanlib.rewrites.edit import past_values, rewrite_step
+from scanlib.rewrites.edit import rewrite_step
+from scanlib.rewrites.simplify.last_rows import tap_of_view
+from scanlib.rewrites.simplify.redundant import live_parts
 
 
 class DrawnRows(MeasurableOp, Op):
@@ -91,34 +91,21 @@ class DrawnRows(MeasurableOp, Op):
 @node_rewriter([RandomScan])
 def find_drawn_rows(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable] | None:
     """Put `DrawnRows` in the place of what a loop draws and whose values are given."""
-    found = {}
+    found, signature = {}, node.op.signature
     for place, result in enumerate(node.outputs):
-        if place < node.op.signature.n_states:
-            read = [client.outputs[0] for client, _ in fgraph.clients[result]]
-            rows = [variable for variable in read if _is_trace(variable, node, place)]
-        else:
-            rows = [result]
+        rows = [result]
+        if place < signature.n_states:
+            depth, clients = (
+                signature.depths[place],
+                [client for client, _ in fgraph.clients[result]],
+            )
+            traces = [k for k in clients if tap_of_view(k, depth, signature.reverse) == 0]
+            rows = [client.outputs[0] for client in traces]
         found.update({v: place for v in rows[:1] if _is_valued(fgraph, v)})
     if not found:
         return None
     op = DrawnRows(node.op, tuple(found.values()), tuple(v.type for v in found))
     return dict(zip(found, op.make_node(*node.inputs).outputs, strict=True))
-
-
-def _is_trace(rows: Variable, node: Apply, state: int) -> bool:
-    """Whether rows of a history are those that the steps wrote, all of them."""
-    if not isinstance(rows.owner.op, Subtensor):
-        return False
-    [index, *more] = indices_from_subtensor(rows.owner.inputs[1:], rows.owner.op.idx_list)
-    if more or not isinstance(index, slice) or index.step is not None:
-        return False
-    depth = node.op.signature.depths[state]
-    start, stop = (
-        None if end is None else constant_index(end) for end in (index.start, index.stop)
-    )
-    if node.op.signature.reverse:
-        return start in (None, 0) and index.stop is not None and stop == -depth
-    return start == depth and index.stop is None
 
 
 def _is_valued(fgraph: FunctionGraph, variable: Variable) -> bool:
@@ -209,14 +196,12 @@ def _read_values(loop: Loop, part: State | Output, draw: Variable, value: Variab
 
 def _drop_unread(loop: Loop) -> None:
     """Drop states, carries and non-sequences that no output of the loop depends on."""
-    read = set(ancestors([output.value for output in loop.outputs]))
-    waiting: list[Any] = [*loop.states, *loop.carries]
-    while found := [part for part in waiting if not read.isdisjoint(past_values(part))]:
-        waiting = [part for part in waiting if all(part is not other for other in found)]
-        read.update(ancestors([part.next for part in found]))
-    dropped = {id(part) for part in waiting}
-    loop.states = [part for part in loop.states if id(part) not in dropped]
-    loop.carries = [part for part in loop.carries if id(part) not in dropped]
+    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
+    live = live_parts(recurrent, [output.value for output in loop.outputs])
+    kept = {id(part) for part in live}
+    loop.states = [part for part in loop.states if id(part) in kept]
+    loop.carries = [part for part in loop.carries if id(part) in kept]
+    read = set(ancestors(loop.body_outputs()))
     loop.non_sequences = [part for part in loop.non_sequences if part.inner in read]
 
 

@@ -257,7 +257,11 @@ class Table(TableReader[Recurrence]):
         """Return where the state before step `n` is; after the last one, where it ends."""
         if self.op.untraced:
             return (n & 1) * self.row_bytes
-        return (self.steps - n if self.op.reverse else n) * self.row_bytes
+        return self.place_of(n) * self.row_bytes
+
+    def place_of(self, n: Value) -> Value:
+        """Return which row of the history has the state before step `n`."""
+        return self.steps - n if self.op.reverse else n
 
     def time(self, n: Value) -> Value:
         return self.steps - 1 - n if self.op.reverse else n

@@ -114,8 +114,8 @@ class VectorSteps:
     def store_state(self, n: Value, state: Value) -> None:
         """Write the state before step `n` to its row, if it has one."""
         if self.traced:
-            row = self.run.steps - n if self.run.op.reverse else n
-            self.vectors.store(self.run.history, row * (self.size * self.vectors.itemsize), state)
+            place = self.run.place_of(n) * (self.size * self.vectors.itemsize)
+            self.vectors.store(self.run.history, place, state)
 
     def times(self, columns: list[Value], vector: Value, start: Value, awaited: bool) -> Value:
         return self.vectors.product(columns, self.vectors.copies(vector), start, awaited)
@@ -210,7 +210,7 @@ class VectorSteps:
         outer = run.loop.outer
         if not outer:
             return
-        row = run.steps - n if run.op.reverse else n
+        row = run.place_of(n)
         pair = state, vectors.load(run.other_at(row), 0)
         left, right = pair if outer == "after" else pair[::-1]
         size = self.size * vectors.itemsize

@@ -61,6 +61,9 @@ class TestReturnConventions:
         for value in (pair, pair[-1], copy.deepcopy(pair)):
             with pytest.raises(AttributeError, match="return_updates=False"):
                 value.sum()
+        total = scanlib.reduce(lambda x, total: x + total, pt.vector(), 0.0)
+        with pytest.raises(AttributeError, match="return_updates=False"):
+            total.eval()
         with pytest.raises(TypeError, match="OutputsAndUpdates"):
             pair**2
         with pytest.raises(NotImplementedError, match="updates of shared variables"):

@@ -252,10 +252,10 @@ def find_recurrence(node: Apply, at_any_cost: bool = False) -> tuple[Loop, Roles
         raise NotLinearError("its gradient is truncated")
     slots = slots_of([*loop.states, *split_sums(loop)[1]])
     check_types(slots)
+    values, nexts = [slot.value for slot in slots], [slot.next for slot in slots]
     if not at_any_cost:
-        check_sparsity([slot.value for slot in slots], [slot.next for slot in slots])
+        check_sparsity(values, nexts)
     try:
-        values, nexts = [slot.value for slot in slots], [slot.next for slot in slots]
         check_operations(values, nexts, reads_shape)
         found = _Search(node, loop, {}, at_any_cost).result()
     except NotAffineError as error:

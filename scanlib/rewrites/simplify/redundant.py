@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import pytensor.tensor as pt
@@ -39,10 +39,22 @@ def drop_unread_results(edit: LoopEdit) -> None:
         if not edit.is_read(output):
             edit.drop(output)
     recurrent: list[State | Carry] = [*loop.states, *loop.carries]
-    live = [part for part in recurrent if edit.is_read(part)]
     roots: list[Variable] = [output.value for output in loop.outputs]
     if loop.stop is not None:
         roots.append(loop.stop)
+    live = live_parts(recurrent, roots, [part for part in recurrent if edit.is_read(part)])
+    for part in recurrent:
+        if not any(part is known for known in live):
+            edit.drop(part)
+
+
+def live_parts(
+    recurrent: Sequence[State | Carry],
+    roots: Sequence[Variable],
+    read: Sequence[State | Carry] = (),
+) -> list[State | Carry]:
+    """Return the states and carries that are read, or needed for these, or for `roots`."""
+    live = list(read)
     while True:
         needed = set(ancestors([*roots, *(part.next for part in live)]))
         more = [
@@ -51,11 +63,8 @@ def drop_unread_results(edit: LoopEdit) -> None:
             if not any(part is known for known in live) and needed.intersection(past_values(part))
         ]
         if not more:
-            break
+            return live
         live += more
-    for part in recurrent:
-        if not any(part is known for known in live):
-            edit.drop(part)
 
 
 def drop_unread_inputs(edit: LoopEdit) -> None:
