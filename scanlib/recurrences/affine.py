@@ -318,8 +318,7 @@ class _Affine(LaneScan):
         v = self.v
         if self.fixed is None:
             if self.sum_first:
-                one = v.constant(1.0)
-                several = [(v.after_first(v.earlier(a, 1), one), b) for a, b in several]
+                several = [(v.shifted(a, 1.0), b) for a, b in several]
             return super().composed(several)
         terms = [b for _, b in several]
         for half, weight in self.weights.items():

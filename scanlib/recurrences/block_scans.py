@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scanlib.kernels.language import BOOL, INT64, Type, Value, Writer
-from scanlib.kernels.processor import register_bytes
+from scanlib.kernels.processor import register_bytes, shuffled_bytes
 from scanlib.kernels.spans import LINE, Span
 from scanlib.recurrences.trust import Found, Test, is_moderate, is_nan
 
@@ -225,8 +225,11 @@ class Lanes:
         ]
 
     def shifted(self, value: Value, first: float) -> Value:
-        """Return, in each lane, the one before it, and a number in the first."""
-        places = [self.lanes, *range(self.lanes - 1)]
+        """Return, in each lane, what the step before it has, and a number in first steps."""
+        places = []
+        for lane in range(self.lanes):
+            step = self._step(lane)
+            places.append(self._lane(lane // self.group, step - 1) if step else self.lanes)
         return self.w.shuffle(value, self.constant(first), places)
 
     def by_step(self, number: Callable[[int], Value | None]) -> Value:
@@ -244,14 +247,6 @@ class Lanes:
         """Return, for second halves, the power that the last step of the first counts with."""
         return self.by_step(lambda step: powers[step % half + 1] if step & half else None)
 
-    def earlier(self, value: Value, by: int) -> Value:
-        """Return, in each lane, the one `by` steps before it; the first ones get the last ones."""
-        places = []
-        for lane in range(self.lanes):
-            step = (self._step(lane) - by) % self.group
-            places.append(self._lane(lane // self.group, step))
-        return self._shuffled(value, places)
-
     def half_before(self, value: Value, half: int) -> Value:
         """Return, in the second half of `2 * half` lanes, the last of the first; else the same."""
         places = []
@@ -267,7 +262,6 @@ class Lanes:
         """Make the masks of some lanes, before the loop that uses them."""
         for half in halves(self.group):
             self.masks[half] = self._hidden(k for k in range(self.group) if k & half)
-        self.behind = self._hidden(range(1, self.group))
 
     def _hidden(self, steps: Iterable[int]) -> Value:
         """Return a mask of some steps of all groups, of which compilers know nothing."""
@@ -282,10 +276,6 @@ class Lanes:
     def in_second_half(self, half: int, value: Value, otherwise: Value) -> Value:
         """Return `value` in the second half of `2 * half` lanes."""
         return self.w.select(self.masks[half], value, otherwise)
-
-    def after_first(self, value: Value, otherwise: Value) -> Value:
-        """Return `value` in all lanes but those of first steps."""
-        return self.w.select(self.behind, value, otherwise)
 
     def in_group(self, group: int, value: Value, otherwise: Value) -> Value:
         """Return `value` in the lanes of a group."""
@@ -314,7 +304,8 @@ class LaneScan:
         self.block, self.formulas, self.steps, self.bounds = block, formulas, steps, bounds
         self.w, self.dtype = block.writer, steps.h.dtype
         self.arithmetic = Arithmetic(self.w)
-        lanes = min(16, register_bytes() // steps.h.itemsize)
+        size = register_bytes() if formulas.idempotent else shuffled_bytes()
+        lanes = min(16, size // steps.h.itemsize)
         self.v = Lanes(self.w, self.dtype, block.reverse, lanes, min(lanes, group))
 
     # The block

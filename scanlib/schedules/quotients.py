@@ -23,7 +23,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.kernels.language import BOOL, Type, Value, Writer
-from scanlib.kernels.processor import has_fused_multiply_add
+from scanlib.kernels.processor import has_fused_multiply_add, takes_halves
 from scanlib.kernels.scalars import Scalars
 from scanlib.recurrences.trust import Found, outside
 
@@ -36,9 +36,9 @@ def quotients_in(
 ) -> list[Apply]:
     """Return the divisions of real numbers by what is computed from constants and from `same`.
 
-    `known` is what is not computed anew.
+    `known` is what is not computed anew. There are none where divisions take no longer.
     """
-    if not has_fused_multiply_add():
+    if takes_halves() or not has_fused_multiply_add():
         return []
     allowed, blockers = set(same), set(known)
 

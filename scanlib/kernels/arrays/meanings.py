@@ -11,7 +11,6 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
-from pytensor.graph.replace import clone_replace
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import AllocEmpty, Eye
 from pytensor.tensor.blas import BatchedDot, Dot22, Dot22Scalar, Gemm, Gemv
@@ -19,7 +18,7 @@ from pytensor.tensor.math import Argmax
 from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.special import Softmax
 
-from scanlib._compat import GER, thaw_graph
+from scanlib._compat import GER, inline_ofg_node
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.row_ops.step_products import LENGTHS, SIZES, StepProducts
 
@@ -145,9 +144,7 @@ def inline(graph: FunctionGraph) -> None:
             if type(node.op) in _MEANINGS:
                 outputs = [_MEANINGS[type(node.op)](node.op, *node.inputs)]
             else:
-                inside = thaw_graph(node.op.fgraph)
-                given = dict(zip(inside.inputs, node.inputs, strict=True))
-                outputs = clone_replace(inside.outputs, given)
+                outputs = inline_ofg_node(node)
             graph.replace_all(list(zip(node.outputs, outputs, strict=True)), import_missing=True)
 
 
