@@ -35,8 +35,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scanlib.kernels.arrays.sizes import Size, combined, product, total
 from scanlib.kernels.elementary import vector_function
-from scanlib.kernels.language import INT64, Local, Type, Value, Writer
+from scanlib.kernels.language import INT64, Local, Type, Value
 from scanlib.kernels.linalg.matrices import Matrix, packed
 from scanlib.kernels.linalg.semiring_products import (
     VECTOR_BYTES,
@@ -103,13 +104,13 @@ class VectorSteps:
             if run.op.has_mask:
                 with w.when(self.vectors.is_nan(w.copy(check))):
                     run.masked_steps(first, last)
-                    w.assign(state, self.vectors.load(run.history, run.row_of(last)))
+                    w.assign(state, self.vectors.load(run.history, run.row_before(last)))
             w.assign(done, last)
         if not self.traced:
-            self.vectors.store(run.history, run.row_of(run.steps), w.copy(state))
+            self.vectors.store(run.history, run.row_before(run.steps), w.copy(state))
 
     def first_state(self) -> Value:
-        return self.vectors.load(self.run.history, self.run.row_of(self.w.constant(0, INT64)))
+        return self.vectors.load(self.run.history, self.run.row_before(self.w.constant(0, INT64)))
 
     def store_state(self, n: Value, state: Value) -> None:
         """Write the state before step `n` to its row, if it has one."""
@@ -207,16 +208,14 @@ class VectorSteps:
     def write_products(self, n: Value, state: Value) -> None:
         """Write the products of the state before step `n` and the row beside it."""
         run, vectors = self.run, self.vectors
-        outer = run.loop.outer
-        if not outer:
+        if not run.loop.products:
             return
         row = run.place_of(n)
-        pair = state, vectors.load(run.other_at(row), 0)
-        left, right = pair if outer == "after" else pair[::-1]
+        left, right = run.in_order(state, vectors.load(run.other_at(row), 0))
         size = self.size * vectors.itemsize
         first = row * (size * self.size)
         for i, item in enumerate(vectors.copies(left)):
-            vectors.store(run.result(1), first + i * size, item * right)
+            vectors.store(run.outer, first + i * size, item * right)
 
 
 class LogSteps:
@@ -226,12 +225,12 @@ class LogSteps:
         self.run, self.w = run, run.w
         self.dtype = run.loop.dtype
         self.item = Type(self.dtype)
-        self.lanes = lanes_of(self.dtype, run.loop.size)
+        self.lanes = lanes_of(self.dtype, run.loop.known_size)
         self.kind = Type(self.dtype, self.lanes)
-        self.length = padded(run.w, self.dtype, run.size, run.loop.size)
+        self.length = run.value_of(padded(self.dtype, run.loop.size))
         limits = np.finfo(self.dtype)
         self.smallest = float(limits.tiny / limits.eps**2)
-        size, self.vectors = run.loop.size, None
+        size, self.vectors = run.loop.known_size, None
         if size is not None and 2 <= size <= self.lanes:
             self.vectors = SmallVectors(run.w, self.dtype, size)
         self.state: Local | None = None
@@ -254,7 +253,7 @@ class LogSteps:
             neutral = w.select(i < run.size, w.constant(0.0, item), -inf)
             w.store(self.adds, i * item.itemsize, neutral)
             w.store(self.values, i * item.itemsize, w.constant(-inf, item))
-        first = w.offset(run.history, run.row_of(w.constant(0, INT64)))
+        first = w.offset(run.history, run.row_before(w.constant(0, INT64)))
         if run.loop.batch:
             return
         if self.vectors is not None:
@@ -422,9 +421,7 @@ def lanes_of(dtype: str, size: int | None) -> int:
     return max(2, 1 << (size - 1).bit_length()) if size else full
 
 
-def padded(w: Writer, dtype: str, size: Value, known: int | None) -> Value:
-    """Return how many numbers a buffer has; `known` is the size if it is known."""
-    lanes = lanes_of(dtype, known)
-    if known is not None:
-        return w.constant(-(-known // lanes) * lanes, INT64)
-    return (size + (lanes - 1)) & -lanes
+def padded(dtype: str, size: Size) -> Size:
+    """Return how many numbers a buffer has for a state of a size."""
+    lanes = lanes_of(dtype, size if isinstance(size, int) else None)
+    return product(lanes, combined("quotient", total(size, lanes - 1), lanes))

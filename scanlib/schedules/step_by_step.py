@@ -65,11 +65,11 @@ class TakesSteps(TableReader[L]):
         length = self.out.number(self.words.turn, "turn")
         with turns(self.w, self.turn, end, length) as (first, last), self.w.loop(first, last) as i:
             self.be_at(i)
+            self.step()
 
     def be_at(self, i: Value) -> None:
-        """Write one step."""
+        """Let `step` and `row_of` write for one step."""
         self.i, self.t = i, self.steps - 1 - i if self.loop.reverse else i
-        self.step()
 
     def steps_until(self, end: Value) -> None:
         w, length = self.w, self.out.number(self.words.turn, "turn")
@@ -83,6 +83,7 @@ class TakesSteps(TableReader[L]):
         ):
             i = w.copy(self.turn)
             self.be_at(i)
+            self.step()
             w.assign(self.turn, i + 1)
 
     # Rows of states
