@@ -7,7 +7,8 @@ With the reciprocal ``r ≈ 1 / y``, rounded to the nearest number, and multiply
 `q₁` is one of the two numbers next to ``x / y``, so the remainder ``x - y q₁`` has no error and
 `q₂` is the nearest number to the quotient (P. Markstein, "Computation of elementary functions on
 the IBM RISC System/6000 processor", 1990; J.-M. Muller et al., "Handbook of floating-point
-arithmetic", 2018, section 4.7). A vector of them takes less than half of the time of a division.
+arithmetic", 2018, section 4.7). In registers of 512 bits, a vector of them takes less than half of
+the time of a division; in shorter ones divisions are faster, and stay.
 
 That holds where nothing on the way overflows or underflows: where `x` is zero, whose sign `q₀`
 keeps, or within `RANGE`, and `y` is within its square root. If other numbers are found in a block,
@@ -23,10 +24,11 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.kernels.language import BOOL, Type, Value, Writer
-from scanlib.kernels.processor import has_fused_multiply_add
+from scanlib.kernels.processor import has_fused_multiply_add, register_bytes
 from scanlib.kernels.scalars import Scalars
 from scanlib.recurrences.trust import Found, outside
 
+LONG = 64  # bytes of registers
 RANGE = {"float64": 2.0**480, "float32": 2.0**60}  # and one by that
 DIVISORS = {"float64": 2.0**240, "float32": 2.0**30}
 
@@ -38,7 +40,7 @@ def quotients_in(
 
     `known` is what is not computed anew.
     """
-    if not has_fused_multiply_add():
+    if not has_fused_multiply_add() or register_bytes() < LONG:
         return []
     allowed, blockers = set(same), set(known)
 
