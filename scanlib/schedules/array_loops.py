@@ -58,7 +58,7 @@ from scanlib.schedules.elementwise import (
 )
 from scanlib.schedules.step_by_step import TakesSteps
 
-LONGEST_TURN = 512  # steps
+MOST_STEPS = 512  # between two polls
 
 # What kernels of loops and of graphs share
 
@@ -143,7 +143,7 @@ class ArrayLoop(Loop):
         Where an input is no array.
     """
 
-    longest_turn = LONGEST_TURN
+    most_steps_per_poll = MOST_STEPS
 
     def __init__(self, op: Scan, may_be_empty: bool) -> None:
         self.may_be_empty = may_be_empty

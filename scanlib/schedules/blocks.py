@@ -59,12 +59,12 @@ from scanlib.recurrences import CLASSES, affine
 from scanlib.recurrences.block_scans import Block, Steps
 from scanlib.recurrences.coupled import History, scan_coupled
 from scanlib.schedules.elementwise import ElemwiseLoop, TableReader, write_result
+from scanlib.schedules.polls import between_polls
 from scanlib.schedules.quotients import Quotients, quotients_in
 from scanlib.schedules.selection import BLOCK
 from scanlib.schedules.shared_values import StepGraph, shared_values
-from scanlib.schedules.turns import turns
 
-BLOCKS_OF_A_TURN = 8  # after so many, a loop can be interrupted
+BLOCKS_PER_POLL = 8
 MOST_ON_STACK = 1 << 16  # bytes of buffers
 UNROLLED = 4  # steps of a pass over numbers that lie apart
 REALS = ("float32", "float64")
@@ -248,8 +248,11 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def write_blocks(self, first: Value, last: Value) -> None:
         """Write the loop over the blocks of some steps."""
         w, done = self.w, self.w.local(first)
-        turn = BLOCKS_OF_A_TURN * self.size
-        with turns(w, done, last, turn) as (start, end), w.loop(start, end, self.size) as i:
+        length = BLOCKS_PER_POLL * self.size
+        with (
+            between_polls(w, done, last, length) as (start, end),
+            w.loop(start, end, self.size) as i,
+        ):
             self.write_steps(i, last)
 
     def write_steps(self, i: Value, last: Value) -> None:

@@ -54,7 +54,7 @@ from scanlib.ops.messages import Messages, title
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import BodyInputs, BodyOutputs, OuterInputs
 from scanlib.schedules.selection import MANY_STEPS, can_slice, few_channels, least_row
-from scanlib.schedules.turns import STEPS, WORK
+from scanlib.schedules.polls import STEPS, WORK
 
 REGISTER_DEPTH = 8  # states deeper than this are read from memory
 FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
@@ -203,7 +203,7 @@ class Loop(Tables):
 
     by_channels, by_blocks = True, False
     may_be_empty = False  # histories without initial rows, where there are no steps
-    longest_turn = STEPS
+    most_steps_per_poll = STEPS
     slices = 1  # of the channels, each in a thread of its own
     work: Size = 1
 
@@ -274,9 +274,9 @@ class Loop(Tables):
         return total(self.end_of_rings, super().space())
 
     def first_words(self) -> dict[int, Size]:
-        turn = combined("quotient", WORK, combined("max", self.work, 1))
-        turn = combined("max", combined("min", turn, self.longest_turn), 1)
-        return super().first_words() | {self.words.turn: turn}
+        steps = combined("quotient", WORK, combined("max", self.work, 1))
+        steps = combined("max", combined("min", steps, self.most_steps_per_poll), 1)
+        return super().first_words() | {self.words.steps_per_poll: steps}
 
     def _arrays(self) -> Iterator[Array]:
         results = 0

@@ -55,7 +55,7 @@ from scanlib.schedules.step_by_step import TakesSteps
 
 WIDEST = 8  # columns longer than this do not fit the registers
 GUESSED_SIZES = (2, 3, 4)  # written for where the size is not known
-MULTIPLICATIONS = 8  # take as long as what turns of steps count as one number
+MULTIPLICATIONS = 8  # take as long as what counts as one number between polls
 
 STATE = "h0"
 OTHER, OUTER = "other", "p0"  # rows that are multiplied with states, and the products

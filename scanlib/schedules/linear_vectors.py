@@ -48,12 +48,13 @@ from scanlib.kernels.linalg.semiring_products import (
     plainly,
 )
 from scanlib.kernels.spans import any_lane
+from scanlib.schedules.polls import between_polls
 
 if TYPE_CHECKING:
     from scanlib.schedules.linear_steps import Place, Run
 
 BLOCK = 64  # steps after which finiteness is checked; their offsets are read side by side
-BLOCKS_OF_A_TURN = 64
+BLOCKS_PER_POLL = 64
 
 
 def look_ahead(size: int) -> int:
@@ -83,10 +84,11 @@ class VectorSteps:
         composes = self.composes() if ahead else None
         state, done = w.local(self.first_state()), w.local(0, INT64)
         self.write_products(w.constant(0, INT64), w.copy(state))
-        with w.loop_while(lambda: w.copy(done) < run.steps):
-            first = w.copy(done)
-            with w.when((first & (BLOCK * BLOCKS_OF_A_TURN - 1)).equals(0)):
-                w.poll(first, run.steps)
+        length = BLOCK * BLOCKS_PER_POLL
+        with (
+            between_polls(w, done, run.steps, length) as (start, end),
+            w.loop(start, end, BLOCK) as first,
+        ):
             last = w.select(first + BLOCK < run.steps, first + BLOCK, run.steps)
             before, check = w.copy(state), w.local(zero)
             self.offsets = self.offset_rows(first, last)
@@ -105,7 +107,6 @@ class VectorSteps:
                 with w.when(self.vectors.is_nan(w.copy(check))):
                     run.masked_steps(first, last)
                     w.assign(state, self.vectors.load(run.history, run.row_before(last)))
-            w.assign(done, last)
         if not self.traced:
             self.vectors.store(run.history, run.row_before(run.steps), w.copy(state))
 
