@@ -32,10 +32,10 @@ from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
     views,
 )
 from scanlib.kernels.arrays.array_step import RULES, Destination, Step, core_op, overwrites
-from scanlib.kernels.arrays.meanings import inline, stands_for_others
+from scanlib.kernels.arrays.decompositions import decompose, is_decomposed
 from scanlib.kernels.arrays.nests import deliver, write_copy
-from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
+from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import Kernel
 from scanlib.kernels.program import (
     UNFIT,
@@ -47,7 +47,7 @@ from scanlib.kernels.program import (
     Words,
 )
 from scanlib.ops.scan import Scan
-from scanlib.schedules.elementwise import (
+from scanlib.schedules.loop_kernels import (
     Array,
     Loop,
     TableReader,
@@ -65,7 +65,7 @@ MOST_STEPS = 512  # between two polls
 
 def has_rule(op: Op) -> bool:
     """Whether an Op has a rule, or stands for others that may have."""
-    if stands_for_others(op):
+    if is_decomposed(op):
         return True
     core = op.core_op if isinstance(op, Blockwise) else op
     return any(kind in RULES for kind in type(core).__mro__)
@@ -148,7 +148,7 @@ class ArrayLoop(Loop):
     def __init__(self, op: Scan, may_be_empty: bool) -> None:
         self.may_be_empty = may_be_empty
         graph = thaw_graph(op.body)
-        inline(graph)
+        decompose(graph)
         super().__init__(op, graph, op.outer_input_types())
 
     def has_ring(self, name: str) -> bool:
@@ -398,7 +398,7 @@ def graph_program(graph: FunctionGraph, name: str = "graph") -> LoopProgram:
     NoKernelError
         If an Op or a dtype has none.
     """
-    inline(graph)
+    decompose(graph)
     tables = ArrayGraph(graph)
     run = GraphRun(tables).kernel()
     nothing = TableKernel("start").kernel(runs_once=True)

@@ -58,7 +58,8 @@ from scanlib.ops.lowered.sums_first import elements_with_addend, sums_first
 from scanlib.recurrences import CLASSES, affine
 from scanlib.recurrences.block_scans import Block, Steps
 from scanlib.recurrences.coupled import History, scan_coupled
-from scanlib.schedules.elementwise import ElemwiseLoop, TableReader, write_result
+from scanlib.schedules.elementwise import ElemwiseLoop
+from scanlib.schedules.loop_kernels import TableReader, write_result
 from scanlib.schedules.polls import between_polls
 from scanlib.schedules.quotients import Quotients, quotients_in
 from scanlib.schedules.selection import BLOCK

@@ -27,7 +27,8 @@ from scanlib.kernels.scalars import Number, added
 from scanlib.kernels.spans import Cell, load_number, store_number
 from scanlib.recurrences.trust import WORDS
 from scanlib.schedules.blocks import BlocksRun
-from scanlib.schedules.elementwise import LAST, RUN, ElemwiseLoop, write_result
+from scanlib.schedules.elementwise import LAST, RUN, ElemwiseLoop
+from scanlib.schedules.loop_kernels import write_result
 
 LEAST_BLOCKS = 4  # of a chunk
 BLOCKS_TO_GUESS = 8  # blocks of a chunk for each one before it that is run

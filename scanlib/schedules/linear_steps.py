@@ -49,8 +49,8 @@ from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import itemsize
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.array_loops import array_program
-from scanlib.schedules.elementwise import Array, Loop, prepare, start
 from scanlib.schedules.linear_vectors import BLOCK, LogSteps, VectorSteps, padded
+from scanlib.schedules.loop_kernels import Array, Loop, prepare, start
 from scanlib.schedules.step_by_step import TakesSteps
 
 WIDEST = 8  # columns longer than this do not fit the registers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scanlib.kernels.language import BOOL, FULL, INT64, Local, Value, Writer
 from scanlib.kernels.scalars import Number
 from scanlib.kernels.spans import Cell, load_number, store_number
-from scanlib.schedules.elementwise import L, TableReader, write_result
+from scanlib.schedules.loop_kernels import L, TableReader, write_result
 from scanlib.schedules.polls import between_polls
 
 

@@ -13,8 +13,8 @@ from pytensor.tensor.linalg.summary import Det, SLogDet
 from pytensor.tensor.math import Dot
 
 from scanlib.kernels.arrays.array_step import Step, core_op, rule
-from scanlib.kernels.arrays.places import Place, is_contiguous
 from scanlib.kernels.arrays.sizes import Size, combined, product, total
+from scanlib.kernels.arrays.workspace import Place, is_contiguous
 from scanlib.kernels.language import FLOATS, Value
 from scanlib.kernels.linalg import factorizations, products
 from scanlib.kernels.linalg.matrices import Matrix, packed

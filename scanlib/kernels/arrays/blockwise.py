@@ -7,8 +7,8 @@ from pytensor.tensor.blockwise import Blockwise
 
 from scanlib.kernels.arrays.array_step import Destination, Step, rule
 from scanlib.kernels.arrays.nests import common_sizes, deliver, over, stretched
-from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Size
+from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import INT64, Block, Value
 
 BATCHES = "Incompatible sizes of the batches of an operation on matrices, {} and {}"

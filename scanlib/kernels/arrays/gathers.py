@@ -10,7 +10,6 @@ from pytensor.tensor.subtensor import indices_from_subtensor
 from scanlib._compat import INDEX_READS, INDEX_WRITES
 from scanlib.kernels.arrays.array_step import Step, core_op, rule
 from scanlib.kernels.arrays.nests import Walk, common_sizes, over, stretched, write_copy
-from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Size
 from scanlib.kernels.arrays.views import (
     broadcast,
@@ -18,6 +17,7 @@ from scanlib.kernels.arrays.views import (
     indexed,
     wrapped_index,
 )
+from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.scalars import NoKernelError, added
 

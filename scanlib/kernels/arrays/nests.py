@@ -22,8 +22,8 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 
 from scanlib.kernels.arrays.array_step import Destination, Step, core_op, rule
-from scanlib.kernels.arrays.places import Place, is_contiguous
 from scanlib.kernels.arrays.sizes import Expression, Size, product
+from scanlib.kernels.arrays.workspace import Place, is_contiguous
 from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.scalars import LanesError, Number, added, multiplied, parts_of
 from scanlib.kernels.spans import (

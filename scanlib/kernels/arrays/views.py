@@ -39,8 +39,8 @@ from scanlib.kernels.arrays.nests import (
     write_numbers,
     write_tree,
 )
-from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
+from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import Value
 from scanlib.kernels.scalars import NoKernelError, Number, added, parts_of
 from scanlib.kernels.spans import load_number, store_number
