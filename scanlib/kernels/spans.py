@@ -216,12 +216,10 @@ class Span:
 
     def place(self, index: Value | int) -> Value | int:
         """Return how many bytes after the pointer an item is."""
-        if isinstance(index, int):
-            return (
-                self.start
-                if index == 0
-                else self.w.as_value(self.start, INT64) + (index * self.itemsize)
-            )
+        if index == 0:
+            return self.start
+        if isinstance(index, int) and not isinstance(self.start, int):
+            return self.start + index * self.itemsize
         return index * self.itemsize + self.start
 
     def load(self, index: Value | int, lanes: int = 1) -> Number:

@@ -34,7 +34,7 @@ from typing import Any
 
 from scanlib.kernels.language import BOOL, INT64, Type, Value, Writer
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.spans import LINE, Span
+from scanlib.kernels.spans import LINE, Span, walk
 from scanlib.recurrences.trust import Found, Test, is_moderate, is_nan
 
 Function = tuple[Any, ...]  # the numbers that select a function of a class
@@ -87,6 +87,23 @@ class Formulas:
     apply: Callable[[Any, Function, Any], Any]
     identity: Callable[[str], tuple[float, ...]]
     idempotent: bool = False
+
+
+@dataclass(frozen=True)
+class History:
+    """The values of a part during a block, in the order of memory.
+
+    Those before the block, as many as `depth`, are in front, or behind where the loop walks
+    backwards.
+    """
+
+    values: Span
+    depth: int
+    reverse: bool
+
+    def at(self, offset: int) -> Span:
+        """Return the values `offset` steps after each step of the block."""
+        return self.values.moved(-offset if self.reverse else self.depth + offset)
 
 
 @dataclass(frozen=True)
@@ -152,12 +169,8 @@ class Block:
 
         `write` takes a place and how many steps there are; their numbers have `size` bytes.
         """
-        w, lanes = self.writer, register_bytes() // size
-        done = self.size & -lanes
-        with w.loop(0, done, lanes) as j:
-            write(j, lanes)
-        with w.loop(done, self.size) as j:
-            write(j, 1)
+        first, lanes = self.writer.constant(0, INT64), register_bytes() // size
+        walk(self.writer, first, self.size, [lanes], write)
 
     def fetch(self, place: Value, items: int) -> None:
         """Ask for what lies at some places of the next block."""

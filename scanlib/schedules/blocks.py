@@ -56,8 +56,8 @@ from scanlib.kernels.spans import (
 from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.ops.lowered.sums_first import elements_with_addend, sums_first
 from scanlib.recurrences import CLASSES, affine
-from scanlib.recurrences.block_scans import Block, Steps
-from scanlib.recurrences.coupled import History, scan_coupled
+from scanlib.recurrences.block_scans import Block, History, Steps
+from scanlib.recurrences.coupled import scan_coupled
 from scanlib.schedules.elementwise import ElemwiseLoop
 from scanlib.schedules.loop_kernels import TableReader, write_result
 from scanlib.schedules.polls import between_polls
@@ -335,7 +335,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         """Write where the rows, histories and outputs of the block are, and what is before it."""
         loop, w = self.loop, self.w
         self.rows = [self.row_span(i) for i in range(len(self.inner.rows))]
-        self.histories: dict[int, Span] = {}
+        self.histories: dict[int, History] = {}
         for part, depth in self.depths.items():
             if part in self.sums_first:
                 pointer, offset = self.place_of_value(part, 0)
@@ -345,7 +345,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             elif self.is_direct(part):
                 self.histories[part] = self.history_of(part)
             else:
-                self.histories[part] = self.values[part]
+                self.histories[part] = History(self.values[part], depth, self.reverse)
                 self.read_values_before(part, depth)
         self.outputs = self.output_buffers or [
             Span(w, array.dtype, self.data(array.name), self.low * array.itemsize)
@@ -372,10 +372,11 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         pointer = w.select(apart, own.pointer, self.data(name))
         return Span(w, own.dtype, pointer, w.select(apart, own.start, start))
 
-    def history_of(self, part: int) -> Span:
-        """Return the history of a part from what is before the block, in the order of memory."""
+    def history_of(self, part: int) -> History:
+        """Return where the loop's history of a part has the block, and what is before it."""
         dtype = self.dtype_of(part)
-        return Span(self.w, dtype, self.data(f"h{part}"), self.low * itemsize(dtype))
+        values = Span(self.w, dtype, self.data(f"h{part}"), self.low * itemsize(dtype))
+        return History(values, self.depths[part], self.reverse)
 
     def read_values_before(self, part: int, depth: int) -> None:
         """Write the copy of the values before the block to the part's buffer."""
@@ -391,20 +392,15 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         """Return what the next block reads and writes; the rows of several channels lie apart."""
         if self.loop.layout.ndim:
             return ()
-        direct = [span for part, span in self.histories.items() if self.is_direct(part)]
+        direct = [own.values for part, own in self.histories.items() if self.is_direct(part)]
         move = -self.n if self.reverse else self.n
         return tuple(span.moved(move) for span in (*self.rows, *self.outputs, *direct))
-
-    def index(self, part: int, offset: int, j: Value) -> Value:
-        """Return where the value of a part is, `offset` steps after step `j` of the block."""
-        place = -offset if self.reverse else self.depths[part] + offset
-        return j + place if place else j
 
     def value(self, part: int, offset: int, j: Value, count: int = 1) -> Number:
         """Read the values of a part, `offset` steps after some steps of the block."""
         if part in self.sums_first:
             return self.w.copy(self.kept[part][0])
-        return self.histories[part].load(self.index(part, offset, j), count)
+        return self.histories[part].at(offset).load(j, count)
 
     # All steps of a block at once
 
@@ -566,8 +562,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         if own in self.inner.rows:
             return self.rows[self.inner.rows.index(own)]
         part, offset = self.taps[own]
-        place = -offset if self.reverse else self.depths[part] + offset
-        return self.histories[part].moved(place)
+        return self.histories[part].at(offset)
 
     # Scans
 
@@ -584,12 +579,8 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                 self.trust(known.scan(self.block, self.steps_of(number, recurrence)))
         elif recurrence.family == "affine":
             elements = {k: own for (n, k), own in self.elements.items() if n == number}
-            histories = {
-                part: History(self.histories[part], self.depths[part], self.reverse)
-                for part in recurrence.parts
-            }
             read = self.parts_read()
-            self.trust(scan_coupled(self.block, recurrence, elements, histories, read))
+            self.trust(scan_coupled(self.block, recurrence, elements, self.histories, read))
         else:
             self.w.assign(self.safe, False)
 
@@ -617,12 +608,12 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def steps_of(self, number: int, recurrence: Recurrence) -> Steps:
         """Return the steps of a recurrence of one state."""
         (part,) = recurrence.parts
-        own, depth, dtype = self.histories[part], self.depths[part], self.dtype_of(part)
+        own, dtype = self.histories[part], self.dtype_of(part)
         return Steps(
             elements=self.chosen_elements(number, recurrence),
-            h=own if self.reverse else own.moved(depth),
-            before=own.real(self.n) if self.reverse else own.real(depth - 1),
-            old=own.moved(self.index(part, -1, self.w.constant(0, INT64))),
+            h=own.at(0),
+            before=own.at(-1).real(self.block.step(self.w.constant(0, INT64))),
+            old=own.at(-1),
             buffer=lambda: self.buffers.span(dtype, self.size),
         )
 
@@ -653,7 +644,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                     assert isinstance(value, Value)
                     w.assign(self.kept[part][0], value)
                 else:
-                    self.histories[part].store(self.index(part, 0, j), value)
+                    self.histories[part].at(0).store(j, value)
 
     # What depends on the states
 

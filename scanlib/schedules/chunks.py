@@ -187,9 +187,8 @@ class ChunksRun(BlocksRun):
         w = self.w
         with w.when(~self.guesses):
             for part in filter(self.is_traced, self.depths):
-                history, own = self.history_of(part), self.values[part]
-                first = 0 if self.reverse else self.depths[part]
-                to, of = (w.offset(k.pointer, k.place(first)) for k in (history, own))
+                history, own = self.history_of(part).at(0), self.histories[part].at(0)
+                to, of = (w.offset(k.pointer, k.start) for k in (history, own))
                 w.move(to, of, self.n * own.itemsize)
 
     # After all chunks
