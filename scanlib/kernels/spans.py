@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from scanlib.kernels.language import INT64, Type, Value, Writer
-from scanlib.kernels.scalars import LanesError, Number, Pair, added, parts_of
+from scanlib.kernels.scalars import LanesError, Number, Pair, added, parts_of, real
 
 LINE = 64  # bytes that are fetched together
 FEWEST_LANES = 4
@@ -64,9 +64,7 @@ def over_lanes(w: Writer, value: Value, combine: Callable[..., Number]) -> Value
             low, high = w.lane(value, 0), w.lane(value, 1)
         else:
             low, high = (w.shuffle(value, value, range(k, k + half)) for k in (0, half))
-        found = combine(low, high)
-        assert isinstance(found, Value)
-        value = found
+        value = real(combine(low, high))
     return value
 
 
@@ -227,9 +225,7 @@ class Span:
 
     def real(self, index: Value | int, lanes: int = 1) -> Value:
         """Read numbers that are known not to be complex."""
-        value = self.load(index, lanes)
-        assert isinstance(value, Value)
-        return value
+        return real(self.load(index, lanes))
 
     def store(self, index: Value | int, value: Number) -> None:
         store_number(self.w, self.pointer, self.place(index), value)
@@ -250,9 +246,7 @@ class Same:
         return spread(self.w, self.value, lanes)
 
     def real(self, index: Value | int, lanes: int = 1) -> Value:
-        value = self.load(index, lanes)
-        assert isinstance(value, Value)
-        return value
+        return real(self.load(index, lanes))
 
 
 Items = Span | Same

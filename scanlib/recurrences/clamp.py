@@ -39,7 +39,7 @@ from scanlib.recurrences.form import (
     NotInFamilyError,
     form_of_one,
     free_inputs,
-    shifts_of,
+    shifted,
 )
 from scanlib.recurrences.trust import above
 
@@ -101,11 +101,9 @@ def _step(node: Apply, given: list[ClampForm | None]) -> list[ClampForm]:
     free = free_inputs(node, given)
     if len(linear) != 1:
         raise NotInFamilyError(f"{op} reads the state more than once")
-    (form,), shifts = linear, shifts_of(node, given)
-    if shifts is not None:
-        for shift in shifts:
-            form = form.shifted(shift)
-        return [form]
+    (form,), total = linear, shifted(node, given)
+    if total is not None:
+        return [total]
     if isinstance(op, ps.ScalarMaximum):
         return [form.at_least(free[0])]
     if isinstance(op, ps.ScalarMinimum):

@@ -46,7 +46,7 @@ from scanlib.recurrences.form import (
     NotInFamilyError,
     form_of_one,
     free_inputs,
-    shifts_of,
+    shifted,
 )
 from scanlib.recurrences.trust import not_below_infinity, some
 
@@ -84,12 +84,9 @@ def recognize(component: Component) -> Recurrence:
 def _step(node: Apply, given: list[LogAffineForm | None]) -> list[LogAffineForm]:
     op = node.op
     linear = [form for form in given if form is not None]
-    shifts = shifts_of(node, given)
-    if shifts is not None:
-        (form,) = linear
-        for shift in shifts:
-            form = form.shifted(shift)
-        return [form]
+    total = shifted(node, given)
+    if total is not None:
+        return [total]
     if len(linear) == 1 and isinstance(op, LogAddExp):
         (form,), (bound,) = linear, free_inputs(node, given)
         return [replace(form, bound=bound if form.bound is None else op(form.bound, bound))]

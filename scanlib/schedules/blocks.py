@@ -35,15 +35,15 @@ from scanlib.kernels.language import (
     INT64,
     POINTER,
     Kernel,
-    Local,
     Scratch,
     Value,
     Writer,
 )
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.scalars import Number, parts_of
+from scanlib.kernels.scalars import Number, parts_of, real
 from scanlib.kernels.spans import (
     LINE,
+    Cell,
     Items,
     Same,
     Span,
@@ -131,7 +131,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         self.sums = [i for i, is_sum in enumerate(loop.layout.sums) if is_sum]
         self.indices: list[Value] = []
         self.elements: dict[tuple[int, int], Items] = {}
-        self.kept: dict[int, list[Local]] = {}
+        self.kept: dict[int, Cell] = {}
         self.element_graphs = [self.elements_of(k) for k in range(len(loop.op.recurrences))]
         *self.shared_in_elements, self.shared_in_map = shared_values(
             [*map(self.graph_of_elements, range(len(loop.op.recurrences))), self.graph_of_map()]
@@ -298,7 +298,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                 self.block = Block(w, self.n, self.reverse)
         with w.when(w.copy(self.safe)) as choice:
             for part, value in self.late.items():
-                w.assign(self.kept[part][0], value)
+                self.kept[part].value = value
         with w.otherwise(choice):
             self.write_one_by_one()
         self.write_map()
@@ -338,10 +338,8 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         self.histories: dict[int, History] = {}
         for part, depth in self.depths.items():
             if part in self.sums_first:
-                pointer, offset = self.place_of_value(part, 0)
-                before = load_number(w, self.dtype_of(part), pointer, offset)
-                assert isinstance(before, Value)
-                self.kept[part] = [w.local(before)]
+                before = load_number(w, self.dtype_of(part), *self.place_of_value(part, 0))
+                self.kept[part] = Cell(w, before)
             elif self.is_direct(part):
                 self.histories[part] = self.history_of(part)
             else:
@@ -399,7 +397,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def value(self, part: int, offset: int, j: Value, count: int = 1) -> Number:
         """Read the values of a part, `offset` steps after some steps of the block."""
         if part in self.sums_first:
-            return self.w.copy(self.kept[part][0])
+            return self.kept[part].value
         return self.histories[part].at(offset).load(j, count)
 
     # All steps of a block at once
@@ -620,7 +618,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def write_sums_first(self, number: int, recurrence: Recurrence) -> None:
         """Write the scan of the sums of a state and its addend."""
         part, elements = recurrence.parts[0], self.chosen_elements(number, recurrence)
-        steps = Steps(elements, self.totals[part], self.w.copy(self.kept[part][0]))
+        steps = Steps(elements, self.totals[part], real(self.kept[part].value))
         self.late[part], fine = affine.scan(self.block, steps, sum_first=True)
         self.trust(fine)
 
@@ -641,8 +639,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             for part, value in values:
                 value = self.scalars.number_as(value, self.dtype_of(part))
                 if part in self.sums_first:
-                    assert isinstance(value, Value)
-                    w.assign(self.kept[part][0], value)
+                    self.kept[part].value = value
                 else:
                     self.histories[part].at(0).store(j, value)
 
@@ -717,7 +714,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         w = self.w
         for part, depth in self.depths.items():
             if part in self.sums_first:
-                store_number(w, *self.place_of_value(part, 0), w.copy(self.kept[part][0]))
+                store_number(w, *self.place_of_value(part, 0), self.kept[part].value)
             elif self.keeps_latest(part):
                 with w.loop(0, depth) as k:
                     value = self.values[part].load(k if self.reverse else self.n + k)

@@ -23,7 +23,7 @@ from __future__ import annotations
 from pytensor.configdefaults import config
 
 from scanlib.kernels.language import BOOL, INT64, Kernel, Type, Value
-from scanlib.kernels.scalars import Number, added
+from scanlib.kernels.scalars import Number, added, real
 from scanlib.kernels.spans import Cell, load_number, store_number
 from scanlib.recurrences.trust import WORDS
 from scanlib.schedules.blocks import BlocksRun
@@ -153,8 +153,7 @@ class ChunksRun(BlocksRun):
     def start_from(self, past: Past, place: int, now: Value) -> None:
         """Write the latest value before a run."""
         w = self.w
-        value = load_number(w, self.dtypes[past[0]], self.workspace, self.own + place)
-        assert isinstance(value, Value)
+        value = real(load_number(w, self.dtypes[past[0]], self.workspace, self.own + place))
         if past[0] not in self.depths:  # a sum of its own
             value = w.select(self.chunk.equals(0), value, w.constant(0, value.type))
         else:

@@ -25,7 +25,7 @@ from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.kernels.language import BOOL, Type, Value, Writer
 from scanlib.kernels.processor import has_fused_multiply_add, register_bytes
-from scanlib.kernels.scalars import Scalars
+from scanlib.kernels.scalars import Scalars, real
 from scanlib.recurrences.trust import Found, outside
 
 LONG = 64  # bytes of registers
@@ -79,8 +79,7 @@ class Quotients:
         scalars.emit([node.inputs[1] for node in nodes])
         for node in nodes:
             dtype = node.outputs[0].type.dtype
-            divisor = scalars.number(node.inputs[1])
-            assert isinstance(divisor, Value)
+            divisor = real(scalars.number(node.inputs[1]))
             own, most = scalars.convert(divisor, dtype), DIVISORS[dtype]
             self.fine = self.fine & (abs(own) <= most) & (abs(own) >= 1 / most)
             self.divisors[node.outputs[0]] = (own, 1.0 / own)
@@ -94,8 +93,7 @@ class Quotients:
         if out not in self.divisors:
             return False
         w, scalars = self.w, self.scalars
-        x = scalars.spread(scalars.number(node.inputs[0]))
-        assert isinstance(x, Value)
+        x = real(scalars.spread(scalars.number(node.inputs[0])))
         x = scalars.convert(x, out.type.dtype)
         y, r = (w.splat(v, x.type.lanes) if x.type.lanes > 1 else v for v in self.divisors[out])
         limit = RANGE[out.type.dtype]

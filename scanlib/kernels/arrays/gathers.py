@@ -19,7 +19,7 @@ from scanlib.kernels.arrays.views import (
 )
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import INT64, Value
-from scanlib.kernels.scalars import NoKernelError, added
+from scanlib.kernels.scalars import NoKernelError, added, real
 
 INDEX_SHAPES = "shape mismatch: indexing arrays of {} and {} could not be broadcast together"
 
@@ -54,8 +54,7 @@ class Gather:
     def _walk(self, array: Variable) -> Walk | Value:
         number = self.step.only_number(array)
         if number is not None:
-            assert isinstance(number, Value)
-            return number
+            return real(number)
         return stretched(self.step, array, self.step.place(array), self.loops)
 
     @property
@@ -75,8 +74,7 @@ class Gather:
             pointer = self.pointer
             for found, (axis, size, stride) in zip(self.indices, self.by_index, strict=True):
                 number = found.load(step, 1) if isinstance(found, Walk) else found
-                assert isinstance(number, Value)
-                first = wrapped_index(step, number, axis, size)
+                first = wrapped_index(step, real(number), axis, size)
                 pointer = w.offset(pointer, step.bytes(first, stride))
             part = other.view(
                 [other.sizes[axis] for axis in kept],

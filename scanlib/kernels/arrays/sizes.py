@@ -15,9 +15,7 @@ from typing import Any
 from pytensor.graph.basic import Apply
 
 from scanlib.kernels.language import INT64, Value, Writer
-from scanlib.kernels.scalars import Number, Scalars
-
-INT64_NAME = "int64"
+from scanlib.kernels.scalars import Number, Scalars, real
 
 
 @dataclass(frozen=True)
@@ -241,9 +239,7 @@ class SizeValues:
             node, place = size.operation
             operands = zip(parts, node.inputs, strict=True)
             numbers: list[Number] = [w.cast(part, inp.type.dtype) for part, inp in operands]
-            result = Scalars(w).apply(node, numbers)[place]
-            assert isinstance(result, Value)
-            return w.cast(result, INT64_NAME)
+            return w.cast(real(Scalars(w).apply(node, numbers)[place]), "int64")
         if size.operation in ("min", "max"):
             a, b = parts
             return w.select(a < b if size.operation == "min" else a > b, a, b)

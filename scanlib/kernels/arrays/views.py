@@ -42,7 +42,7 @@ from scanlib.kernels.arrays.nests import (
 from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import Value
-from scanlib.kernels.scalars import NoKernelError, Number, added, parts_of
+from scanlib.kernels.scalars import NoKernelError, Number, added, parts_of, real
 from scanlib.kernels.spans import load_number, store_number
 from scanlib.ops import errors
 from scanlib.ops.messages import SPECIFIED_SHAPE, out_of_bounds, shape_text
@@ -254,9 +254,7 @@ def _checked_index(step: Step, index: Variable | int, axis: int, size: Size) -> 
             text = out_of_bounds(number, axis)
             step.require_not_below(size, least, "IndexError", text, [size])
             return number if number >= 0 else step.sizes.same(total(size, number))
-    value = step.number(index)
-    assert isinstance(value, Value)
-    return wrapped_index(step, value, axis, size)
+    return wrapped_index(step, real(step.number(index)), axis, size)
 
 
 def wrapped_index(step: Step, index: Value, axis: int, size: Size) -> Value:
