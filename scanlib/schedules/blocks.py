@@ -21,7 +21,7 @@ are an output of one channel, in the output, else in a buffer. Its own value is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -132,10 +132,10 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         self.indices: list[Value] = []
         self.elements: dict[tuple[int, int], Items] = {}
         self.kept: dict[int, Cell] = {}
-        self.element_graphs = [self.elements_of(k) for k in range(len(loop.op.recurrences))]
-        *self.shared_in_elements, self.shared_in_map = shared_values(
-            [*map(self.graph_of_elements, range(len(loop.op.recurrences))), self.graph_of_map()]
-        )
+        # Of the elements of each recurrence, and of what depends on the states.
+        self.graphs = [*map(self.graph_of_elements, range(len(loop.op.recurrences)))]
+        self.graphs.append(self.graph_of_map())
+        self.shared_in = shared_values(self.graphs, self.inner)
 
     # What is where
 
@@ -159,14 +159,6 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def dtype_of(self, part: int) -> str:
         return self.loop.arrays[self.names[part]].dtype
 
-    def elements_of(
-        self, number: int
-    ) -> tuple[list[Variable], list[Variable], dict[Variable, int]]:
-        """Return what the scan of a recurrence needs: see `ElemwiseScan.elements_of`."""
-        op = self.loop.op
-        first = op.recurrences[number].parts[0] in self.sums_first
-        return elements_with_addend(op, number) if first else op.elements_of(number)
-
     def prepare_buffers(self) -> None:
         """Reserve the memory of one block."""
         self.buffers = buffers = Buffers(self.w)
@@ -188,15 +180,15 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             else []
         )
         self.shared: dict[int, Span] = {}
-        for own in (*self.shared_in_elements, self.shared_in_map):
+        for own in self.shared_in:
             for value, number in own.items():
                 if number not in self.shared:
                     self.shared[number] = buffers.span(value.type.dtype, size)
         self.varying: dict[tuple[int, int], Span] = {}
         for number, recurrence in enumerate(loop.op.recurrences):
-            inputs, outputs, _ = self.element_graphs[number]
-            whole = set(inputs[len(inputs) - loop.signature.n_non_sequences :])
-            for k, out in enumerate(outputs):
+            graph = self.graphs[number]
+            whole = graph.inputs_among(self.inner.non_sequences)
+            for k, out in enumerate(graph.outputs):
                 read = {v for v in ancestors([out]) if v.owner is None}
                 if any(not isinstance(v, Constant) and v not in whole for v in read):
                     dtype = self.dtype_of(recurrence.parts[0])
@@ -314,22 +306,20 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         loop = self.loop
         for variable, name in zip(self.inner.non_sequences, loop.outer.non_sequences, strict=True):
             self.scalars.bind(variable, self.number_of(name))
-        for number in range(len(loop.op.recurrences)):
-            inputs, outputs, _ = self.element_graphs[number]
+        for number, recurrence in enumerate(loop.op.recurrences):
             with self.scalars.scope():
-                self.bind_same(inputs)
-                for k, out in enumerate(outputs):
+                self.bind_same(self.graphs[number])
+                for k, out in enumerate(self.graphs[number].outputs):
                     if (number, k) not in self.varying:
                         self.scalars.emit([out])
-                        dtype = self.dtype_of(loop.op.recurrences[number].parts[0])
+                        dtype = self.dtype_of(recurrence.parts[0])
                         value = self.scalars.number_as(self.scalars.number(out), dtype)
                         self.elements[number, k] = Same(self.w, value)
 
-    def bind_same(self, inputs: Sequence[Variable]) -> None:
-        """Bind the non-sequences of a copy of the body's inputs."""
-        for mine, other in zip(self.loop.graph.inputs, inputs, strict=True):
-            if mine in self.inner.non_sequences:
-                self.scalars.bind(other, self.scalars.number(mine))
+    def bind_same(self, graph: StepGraph) -> None:
+        """Bind those inputs of a graph that are non-sequences."""
+        for mine, own in graph.inputs_among(self.inner.non_sequences).items():
+            self.scalars.bind(mine, self.scalars.number(own))
 
     def write_views(self) -> None:
         """Write where the rows, histories and outputs of the block are, and what is before it."""
@@ -424,12 +414,11 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         return register_bytes() // widest
 
     def bind_read(
-        self, outputs: list[Variable], known: dict[Variable, Reader], copies: dict, j: Value
+        self, graph: StepGraph, outputs: list[Variable], known: dict[Variable, Reader], j: Value
     ) -> None:
-        """Bind what some variables are computed from at some steps.
+        """Bind what some variables of a graph are computed from at some steps.
 
-        `known` are variables that have been computed; `copies` maps the inputs of the graph in
-        which they are read to the body's own.
+        `known` are variables that have been computed.
         """
         count = self.scalars.lanes
         above = dict.fromkeys(ancestors(outputs, blockers=set(known)))  # in the same order always
@@ -439,7 +428,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         for variable in above:
             if variable.owner is not None or variable in self.scalars.values:
                 continue
-            own = copies.get(variable, variable)
+            own = graph.own.get(variable)
             if own in self.taps:
                 self.scalars.bind(variable, self.value(*self.taps[own], j, count))
             elif own in self.inner.rows:
@@ -449,76 +438,68 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     # What is computed once for the elements and for what depends on the states
 
     def graph_of_elements(self, number: int) -> StepGraph:
-        inputs, outputs, scanned = self.element_graphs[number]
-        copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
-        computed = [out for out in outputs if out not in copies]
-        return StepGraph(computed, *self.inputs_of_graph(copies), scanned)
+        """Return what the scan of a recurrence needs: see `ElemwiseScan.elements_of`."""
+        op = self.loop.op
+        first = op.recurrences[number].parts[0] in self.sums_first
+        found = elements_with_addend(op, number) if first else op.elements_of(number)
+        inputs, outputs, scanned = found
+        return StepGraph(outputs, dict(zip(inputs, self.loop.graph.inputs, strict=True)), scanned)
 
     def graph_of_map(self) -> StepGraph:
-        own = {inp: inp for inp in self.loop.graph.inputs}
-        wanted = self.wanted_of_map()
-        computed = [*self.scanned_variables(), *(found.total for found in self.sums_first.values())]
-        return StepGraph(wanted, *self.inputs_of_graph(own), computed)
+        """Return what is computed when the states are known; sums are scanned as well."""
+        scanned = {found.total: part for part, found in self.sums_first.items()}
+        for part, value in self.nexts.items():
+            if value.owner is not None and part not in self.sums_first:
+                scanned[value] = part
+        wanted = [*self.addends().values(), *self.mapped_outputs().values()]
+        return StepGraph(wanted, {inp: inp for inp in self.loop.graph.inputs}, scanned)
 
-    def inputs_of_graph(
-        self, copies: dict[Variable, Variable]
-    ) -> tuple[dict[Variable, Variable], dict[Variable, Variable]]:
-        rows, whole = set(self.inner.rows), set(self.inner.non_sequences)
-        return (
-            {mine: own for mine, own in copies.items() if own in rows},
-            {mine: own for mine, own in copies.items() if own in whole},
-        )
+    def readers(self, number: int) -> dict[Variable, Reader]:
+        """Return what reads the values that a graph finds: those that are scanned, and shared."""
+        found: dict[Variable, Reader] = {
+            value: self.totals[part].load if part in self.sums_first else self.reader(part)
+            for value, part in self.graphs[number].scanned.items()
+        }
+        return found | {value: self.shared[k].load for value, k in self.shared_in[number].items()}
 
     def write_shared(self) -> None:
         """Write what elements and map, or several recurrences, compute alike."""
         left = set(self.shared)
-        for number, own in enumerate((*self.shared_in_elements, self.shared_in_map)):
+        for graph, own in zip(self.graphs, self.shared_in, strict=True):
             computed = {k: value for value, k in own.items() if k in left}
             left -= set(computed)
-            inputs = self.loop.graph.inputs
-            if number < len(self.element_graphs):
-                inputs = self.element_graphs[number][0]
-            self.write_values(inputs, computed, self.shared, {})
-
-    def shared_readers(self, own: dict[Variable, int]) -> dict[Variable, Reader]:
-        return {value: self.shared[number].load for value, number in own.items()}
+            self.write_values(graph, computed, self.shared, {})
 
     def write_elements(self, number: int) -> None:
         """Write the elements of a recurrence for all steps of the block."""
-        inputs, outputs, scanned = self.element_graphs[number]
-        copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
+        graph = self.graphs[number]
         computed: dict[int, Variable] = {}
-        for k, out in enumerate(outputs):
+        for k, out in enumerate(graph.outputs):
             if (number, k) not in self.varying:
                 continue
             own = self.varying[number, k]
-            if out in copies and out.type.dtype == own.dtype:
-                self.elements[number, k] = self.view(copies[out])
+            if out in graph.own and out.type.dtype == own.dtype:
+                self.elements[number, k] = self.view(graph.own[out])
             else:
                 computed[k] = out
                 self.elements[number, k] = own
-        known: dict[Variable, Reader] = {
-            value: self.reader(part) for value, part in scanned.items()
-        }
-        known |= self.shared_readers(self.shared_in_elements[number])
         spans = {k: self.varying[number, k] for k in computed}
-        self.write_values(inputs, computed, spans, known)
+        self.write_values(graph, computed, spans, self.readers(number))
 
     def write_values(
         self,
-        inputs: Sequence[Variable],
+        graph: StepGraph,
         computed: dict[int, Variable],
         spans: dict[int, Span],
         known: dict[Variable, Reader],
     ) -> None:
-        """Write some values of a graph for all steps of the block; `inputs` are the graph's."""
+        """Write some values of a graph for all steps of the block."""
         if not computed:
             return
-        copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
         wanted = list(computed.values())
 
         def write(j: Value, special: Special) -> None:
-            self.bind_read(wanted, known, copies, j)
+            self.bind_read(graph, wanted, known, j)
             self.scalars.emit(wanted, special)
             for k, out in computed.items():
                 own = spans[k]
@@ -526,8 +507,8 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                 own.store(j, self.scalars.number_as(value, own.dtype))
 
         with self.scalars.scope():
-            self.bind_same(inputs)
-            same = [mine for mine, own in copies.items() if own in self.inner.non_sequences]
+            self.bind_same(graph)
+            same = graph.inputs_among(self.inner.non_sequences)
             self.compute(wanted, quotients_in(wanted, known, same), write)
 
     def compute(
@@ -586,14 +567,11 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         """Return the parts of which more is read than what is before and after the block."""
         read = {part for part in self.depths if self.is_traced(part)}
         read |= {part for part, depth in self.depths.items() if depth > 1}
-        graphs = [*self.element_graphs, (self.loop.graph.inputs, self.wanted_of_map(), None)]
-        for inputs, outputs, scanned in graphs:
-            found = self.scanned_variables() if scanned is None else scanned
-            copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
-            for variable in ancestors(outputs, blockers=set(found)):
-                own = copies.get(variable, variable)
-                if variable in found:
-                    read.add(found[variable])
+        for graph in self.graphs:
+            for variable in ancestors(graph.outputs, blockers=set(graph.scanned)):
+                own = graph.own.get(variable)
+                if variable in graph.scanned:
+                    read.add(graph.scanned[variable])
                 elif own in self.taps:
                     read.add(self.taps[own][0])
         return read
@@ -631,7 +609,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         wanted = [*self.nexts.values(), *totals.values()]
         with w.loop(0, self.n) as k, self.scalars.scope():
             j = self.n - 1 - k if self.reverse else k
-            self.bind_read(wanted, {}, {}, j)
+            self.bind_read(self.graphs[-1], wanted, {}, j)
             self.scalars.emit(wanted)
             for part, total in totals.items():
                 self.totals[part].store(j, self.scalars.number(total))
@@ -652,7 +630,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         wanted = [*addends.values(), *outputs.values()]
         if not wanted:
             return
-        known = self.scanned_values() | self.shared_readers(self.shared_in_map)
+        graph, known = self.graphs[-1], self.readers(-1)
         sums = {}
         for i in addends:
             dtype = self.inner.carries[i].type.dtype
@@ -661,7 +639,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             sums[i] = Total(w, nothing, [self.steps_at_once(wanted)])
 
         def write(j: Value, special: Special) -> None:
-            self.bind_read(wanted, known, {}, j)
+            self.bind_read(graph, wanted, known, j)
             self.scalars.emit(wanted, special)
             for i, addend in addends.items():
                 dtype = self.inner.carries[i].type.dtype
@@ -688,26 +666,8 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         scanned = {self.output_of_sums(part) for part in self.sums_first}
         return {k: v for k, v in enumerate(self.result.outputs) if k not in scanned}
 
-    def wanted_of_map(self) -> list[Variable]:
-        return [*self.addends().values(), *self.mapped_outputs().values()]
-
     def addends(self) -> dict[int, Variable]:
         return {i: self.result.carries[i] for i in self.sums}
-
-    def scanned_variables(self) -> dict[Variable, int]:
-        """Return the next values that have been scanned, and whose they are."""
-        return {
-            value: part
-            for part, value in self.nexts.items()
-            if value.owner is not None and part not in self.sums_first
-        }
-
-    def scanned_values(self) -> dict[Variable, Reader]:
-        """Return what reads the values that have been scanned."""
-        known: dict[Variable, Reader] = {
-            found.total: self.totals[part].load for part, found in self.sums_first.items()
-        }
-        return known | {v: self.reader(part) for v, part in self.scanned_variables().items()}
 
     def move_on(self) -> None:
         """Write what the block leaves: histories and outputs of channels, the latest values."""
