@@ -256,7 +256,7 @@ class Step:
                 text = f"axis {axis} has size {{}}, the type of the array says {known}"
                 given = (sizes[axis],)
                 sizes[axis] = self.require(*given, known, "ValueError", text, given, variable)
-        place = place.view(sizes, list(place.strides))
+        place = place.view(sizes, place.strides)
         self.places[variable] = place
         if place.part is not None:
             self.readers.setdefault(place.part, set()).add(variable)

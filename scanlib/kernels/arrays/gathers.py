@@ -43,7 +43,7 @@ class Gather:
         self.pointer = base.pointer
         self.by_index = [(axis, base.sizes[axis], base.strides[axis]) for axis in axes]
         rest = [axis for axis in range(base.ndim) if axis not in axes]
-        self.rest = base.view([base.sizes[k] for k in rest], [base.strides[k] for k in rest])
+        self.rest = base.along(rest)
         together = axes == list(range(axes[0], axes[-1] + 1))
         self.lead = sum(axis < axes[0] for axis in rest) if together else 0
         ndim = max(array.type.ndim for array in arrays)
@@ -76,12 +76,8 @@ class Gather:
                 number = found.load(step, 1) if isinstance(found, Walk) else found
                 first = wrapped_index(step, real(number), axis, size)
                 pointer = w.offset(pointer, step.bytes(first, stride))
-            part = other.view(
-                [other.sizes[axis] for axis in kept],
-                [other.strides[axis] for axis in kept],
-                w.offset(other.pointer, w.as_value(along.offset, INT64)),
-            )
-            write(self.rest.view(list(self.rest.sizes), list(self.rest.strides), pointer), part)
+            here = w.offset(other.pointer, w.as_value(along.offset, INT64))
+            write(self.rest.along(range(self.rest.ndim), pointer), other.along(kept, here))
 
 
 @rule(*INDEX_READS[1:])
@@ -110,7 +106,7 @@ def write_scatter(step: Step, node: Apply) -> None:
     number = step.only_number(value)
     sizes, combine = tuple(gather.sizes), None if op.set_instead_of_inc else added
     if number is not None:
-        nothing = target.view(list(sizes), [0] * len(sizes))
+        nothing = target.view(sizes, [0] * len(sizes))
         gather.each(nothing, lambda item, _: write_copy(step, number, item, combine))
     else:
         source = broadcast(step, value, sizes)

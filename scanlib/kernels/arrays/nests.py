@@ -91,7 +91,7 @@ def stretched(step: Step, variable: Variable, place: Place, sizes: Sequence[Size
         1 if known == 1 else size
         for known, size in zip(variable.type.shape, place.sizes, strict=False)
     ]
-    return walked(step, place.view([1] * lead + own, [0] * lead + list(place.strides)), sizes)
+    return walked(step, place.view([1] * lead + own, [0] * lead + [*place.strides]), sizes)
 
 
 def common_sizes(
@@ -459,11 +459,10 @@ def write_cumulative(step: Step, node: Apply) -> None:
     target = step.target(out, place.sizes)
     write_copy(step, place, target)
     size, stride = target.sizes[axis], target.strides[axis]
-    sizes, strides = list(target.sizes), list(target.strides)
-    del sizes[axis], strides[axis]
+    others = [k for k in range(target.ndim) if k != axis]
     with step.writer.loop(1, step.value(size)) as index:
         before, here = (
-            target.view(sizes, strides, step.writer.offset(target.pointer, step.bytes(k, stride)))
+            target.along(others, step.writer.offset(target.pointer, step.bytes(k, stride)))
             for k in (index - 1, index)
         )
         write_copy(step, before, here, added if op.mode == "add" else multiplied)

@@ -167,7 +167,7 @@ def write_specify_shape(step: Step, node: Apply) -> None:
             given = own, step.size_of(size)
             own = step.require(*given, "SpecifiedShapeError", text, given)
         sizes.append(own)
-    step.bind_place(node.outputs[0], place.view(sizes, list(place.strides)))
+    step.bind_place(node.outputs[0], place.view(sizes, place.strides))
 
 
 @rule(Reshape)
@@ -204,7 +204,7 @@ def reshape(step: Step, inp: Variable, out: Variable, wanted: list[Size]) -> Non
     text = f"{RESHAPED}shape {shape_text(len(wanted))}"
     step.require(product(*wanted), items, "ValueError", text, [items, *wanted])
     strides = step.sizes.contiguous_strides(place.itemsize, tuple(wanted))
-    step.bind_place(out, place.view(wanted, list(strides)))
+    step.bind_place(out, place.view(wanted, strides))
 
 
 @rule(ExtractDiag)
@@ -402,7 +402,7 @@ def broadcast(step: Step, value: Variable, sizes: tuple[Size, ...], text: str = 
         given = size, sizes[lead + axis]
         step.require(*given, "ValueError", text, given)
         strides.append(stride)
-    return place.view(list(sizes), strides)
+    return place.view(sizes, strides)
 
 
 # New arrays
@@ -470,6 +470,16 @@ def write_alloc_diag(step: Step, node: Apply) -> None:
     step.bind_place(out, target)
 
 
+def _part(step: Step, place: Place, axis: int, first: Size, size: Size) -> Place:
+    """Return so many items along an axis of an array, from the `first` on."""
+    sizes, pointer = list(place.sizes), place.pointer
+    sizes[axis] = size
+    if first != 0:
+        moved = step.value(product(first, place.strides[axis]))
+        pointer = step.writer.offset(pointer, moved)
+    return place.view(sizes, place.strides, pointer)
+
+
 @rule(Join)
 def write_join(step: Step, node: Apply) -> None:
     along, parts = join_of(node)
@@ -491,13 +501,7 @@ def write_join(step: Step, node: Apply) -> None:
     target = step.target(out, sizes)
     first: Size = 0
     for tree, shape in zip(trees, shapes, strict=True):
-        own = list(target.sizes)
-        own[along] = shape[along]
-        pointer = target.pointer
-        if first != 0:
-            moved = step.value(product(first, target.strides[along]))
-            pointer = step.writer.offset(target.pointer, moved)
-        place = target.view(own, list(target.strides), pointer)
+        place = _part(step, target, along, first, shape[along])
         if tree.node is None:
             write_copy(step, step.place(tree.variable), place)
         else:
@@ -523,9 +527,5 @@ def write_split(step: Step, node: Apply) -> None:
     for out, length in zip(node.outputs, wanted, strict=True):
         text = "Split sizes cannot be negative, got {}"
         step.require_not_below(length, 0, "ValueError", text, [length])
-        sizes = list(place.sizes)
-        sizes[along] = length
-        moved = step.value(product(first, place.strides[along]))
-        pointer = step.writer.offset(place.pointer, moved)
-        step.bind_place(out, place.view(sizes, list(place.strides), pointer))
+        step.bind_place(out, _part(step, place, along, first, length))
         first = total(first, length)
