@@ -62,6 +62,12 @@ class ElemwiseLoop(Loop):
                     for axis in target.axes
                 )
 
+    def has_ring(self, name: str) -> bool:
+        return self.by_channels and super().has_ring(name)
+
+    def has_rows(self, name: str) -> bool:
+        return self.by_blocks or super().has_rows(name)
+
     def space(self) -> Size:
         blocks = self.block_bytes * max(self.slices, self.chunks) + self.extra_bytes
         return total(super().space(), blocks)

@@ -287,9 +287,6 @@ class Run(TakesSteps[Recurrence]):
         """Return which row of the history has the state before step `n`."""
         return self.steps - n if self.op.reverse else n
 
-    def time(self, n: Value) -> Value:
-        return self.steps - 1 - n if self.op.reverse else n
-
     @contextmanager
     def over_batch(self, t: Value | None = None, opens: bool = True) -> Iterator[Place]:
         """Open loops over the batch; what is yielded are the index and how far the inputs are.

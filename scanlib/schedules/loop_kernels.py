@@ -195,7 +195,6 @@ class Loop(Tables):
         are read.
     """
 
-    by_channels, by_blocks = True, False
     may_be_empty = False  # histories without initial rows, where there are no steps
     most_steps_per_poll = STEPS
     slices = 1  # of the channels, each in a thread of its own
@@ -234,7 +233,7 @@ class Loop(Tables):
         self.rings: dict[str, Size] = {}
         self.end_of_rings: Size = 0
         for name, depth in self.depths.items():
-            if self.by_channels and self.has_ring(name):
+            if self.has_ring(name):
                 self.rings[name] = self.end_of_rings
                 size = product(depth + 1, self.starts[name].row)
                 self.end_of_rings = total(self.end_of_rings, size, 2 * LINE)
@@ -303,6 +302,10 @@ class Loop(Tables):
     def has_ring(self, name: str) -> bool:
         """Whether the last rows of a state or a carry are kept in a ring."""
         return name[0] == "h" and not self.is_traced(name) and not self.is_local(name)
+
+    def has_rows(self, name: str) -> bool:
+        """Whether an output has the rows of a state or a carry that the first step reads."""
+        return name not in self.rings
 
 
 def whole_rows(inner: BodyInputs, result: BodyOutputs) -> Layout:
@@ -518,7 +521,7 @@ def start(loop: Loop) -> Kernel:
             if name in loop.rings:  # it holds rows in the order of iteration, the latest one last
                 ring = step.writer.offset(kernel.workspace, kernel.value_of(loop.rings[name]))
                 write_start(kernel, step, ring, array, backwards=loop.reverse)
-            if name not in loop.rings or loop.by_blocks:
+            if loop.has_rows(name):
                 output = kernel.data(name)
                 if loop.reverse and loop.is_traced(name):
                     steps = kernel.out.number(kernel.words.steps, "steps")

@@ -74,7 +74,11 @@ class TakesSteps(TableReader[L]):
 
     def be_at(self, i: Value) -> None:
         """Let `step` and `row_of` write for one step."""
-        self.i, self.t = i, self.steps - 1 - i if self.loop.reverse else i
+        self.i, self.t = i, self.time(i)
+
+    def time(self, i: Value) -> Value:
+        """Return the row of a step in the arrays."""
+        return self.steps - 1 - i if self.loop.reverse else i
 
     def steps_until(self, end: Value) -> None:
         w, length = self.w, self.out.number(self.words.steps_per_poll, "steps_per_poll")
