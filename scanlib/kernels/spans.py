@@ -161,9 +161,9 @@ class Total:
         return self.start if old is None else old
 
 
-def halves(lanes: int) -> list[int]:
+def lane_counts(lanes: int) -> list[int]:
     """Return how many numbers are taken at once, one count after the other."""
-    return [lanes, *halves(lanes // 2)] if lanes >= FEWEST_LANES else []
+    return [lanes, *lane_counts(lanes // 2)] if lanes >= FEWEST_LANES else []
 
 
 def walk(

@@ -35,12 +35,12 @@ from scanlib.kernels.spans import Same
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences.block_scans import (
     GROUP,
-    Block,
     Bounds,
     Formulas,
     Function,
     Lanes,
     LaneScan,
+    StepBlock,
     Steps,
     halves,
 )
@@ -260,7 +260,7 @@ def apply(m: Any, function: Function, state: Any) -> Any:
 AFFINE = Formulas(compose, apply, lambda dtype: (1.0, 0.0))
 
 
-def scan(block: Block, steps: Steps, sum_first: bool = False) -> tuple[Value, Value]:
+def scan(block: StepBlock, steps: Steps, sum_first: bool = False) -> tuple[Value, Value]:
     """Write the scan of one state; return it after the block, and whether values can be trusted.
 
     Its elements are a coefficient and what is added. Where the sum comes first, the sums are

@@ -12,7 +12,8 @@ sixteen numbers holds two groups.
 
 A block is scanned while the memory waits: the elements before and the results after are computed
 faster than they are read and written. So the scan asks for what the next block reads and writes
-(`Block.ahead`): a million steps of a gradient take half the time then, and short loops no longer.
+(`StepBlock.ahead`): a million steps of a gradient take half the time then, and short loops no
+longer.
 
 Every scan returns whether all its values can be trusted. They cannot where composing steps could
 lose what one step after the other keeps, or keep what it loses: where an element or a value is out
@@ -141,7 +142,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Block:
+class StepBlock:
     """The steps that are scanned.
 
     Attributes
@@ -311,7 +312,7 @@ class LaneScan:
 
     Parameters
     ----------
-    block : Block
+    block : StepBlock
     formulas : Formulas
     steps : Steps
     bounds : Bounds
@@ -322,7 +323,7 @@ class LaneScan:
     side_by_side = SIDE_BY_SIDE
 
     def __init__(
-        self, block: Block, formulas: Formulas, steps: Steps, bounds: Bounds, group: int = 16
+        self, block: StepBlock, formulas: Formulas, steps: Steps, bounds: Bounds, group: int = 16
     ) -> None:
         self.block, self.formulas, self.steps, self.bounds = block, formulas, steps, bounds
         self.w, self.dtype = block.writer, steps.h.dtype

@@ -20,7 +20,7 @@ from scanlib.kernels.language import BOOL, Type, Value
 from scanlib.kernels.scalars import Number, Pair, parts_of
 from scanlib.kernels.spans import Cell, Items, Same
 from scanlib.ops.lowered.elemwise_scan import Recurrence
-from scanlib.recurrences.block_scans import Arithmetic, Block, History
+from scanlib.recurrences.block_scans import Arithmetic, History, StepBlock
 from scanlib.recurrences.trust import (
     MODERATE,
     above,
@@ -46,7 +46,7 @@ class _Form:
 
 
 def scan_coupled(
-    block: Block,
+    block: StepBlock,
     recurrence: Recurrence,
     elements: Mapping[int, Items],
     histories: Mapping[int, History],
@@ -59,7 +59,7 @@ def scan_coupled(
 
     Parameters
     ----------
-    block : Block
+    block : StepBlock
     recurrence : Recurrence
         Affine, of any number of parts and taps.
     elements : mapping of int to Items
@@ -116,7 +116,7 @@ def _delays(recurrence: Recurrence, read: Collection[int]) -> set[int]:
     return known - set(read) if len(known) == len(rows) else set()
 
 
-def _some_extreme(block: Block, items: Items) -> Value:
+def _some_extreme(block: StepBlock, items: Items) -> Value:
     w = block.writer
     if isinstance(items, Same):
         return is_extreme(w, items.value)
@@ -130,7 +130,7 @@ class _Groups:
 
     def __init__(
         self,
-        block: Block,
+        block: StepBlock,
         recurrence: Recurrence,
         elements: Mapping[int, Items],
         histories: Mapping[int, History],

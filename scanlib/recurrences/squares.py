@@ -21,7 +21,7 @@ from scanlib.kernels.spans import Total
 from scanlib.ops.graph import substitute
 from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.recurrences import affine
-from scanlib.recurrences.block_scans import Block, Steps
+from scanlib.recurrences.block_scans import StepBlock, Steps
 from scanlib.recurrences.form import (
     Component,
     NotInFamilyError,
@@ -33,7 +33,7 @@ from scanlib.recurrences.form import (
 FAMILY = "affine in squares"
 
 
-def scan(block: Block, steps: Steps) -> Value:
+def scan(block: StepBlock, steps: Steps) -> Value:
     """Write the scan of the square of a state, and its roots; return whether it can be trusted."""
     w, h = block.writer, steps.h
     assert steps.buffer is not None

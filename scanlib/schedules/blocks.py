@@ -34,6 +34,7 @@ from scanlib.kernels.language import (
     BOOL,
     INT64,
     POINTER,
+    Block,
     Kernel,
     Scratch,
     Value,
@@ -56,7 +57,7 @@ from scanlib.kernels.spans import (
 from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.ops.lowered.sums_first import elements_with_addend, sums_first
 from scanlib.recurrences import CLASSES, affine
-from scanlib.recurrences.block_scans import Block, History, Steps
+from scanlib.recurrences.block_scans import History, StepBlock, Steps
 from scanlib.recurrences.coupled import scan_coupled
 from scanlib.schedules.elementwise import ElemwiseLoop
 from scanlib.schedules.loop_kernels import TableReader, write_result
@@ -101,7 +102,7 @@ class Buffers:
 
         `workspace` writes an address and how many bytes after it this part's memory starts.
         """
-        before, fits = language.Block(), self.size <= MOST_ON_STACK
+        before, fits = Block(), self.size <= MOST_ON_STACK
         with self.w.inside(before):
             if fits:
                 before.statements.append(Scratch(self.pointer, "uint8", max(self.size, 1)))
@@ -281,13 +282,13 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         w = self.w
         self.safe = w.local(True, BOOL)
         self.write_views()
-        self.block = Block(w, self.n, self.reverse, self.ahead())
+        self.block = StepBlock(w, self.n, self.reverse, self.ahead())
         self.late: dict[int, Value] = {}
         self.write_shared()
         for number, recurrence in enumerate(self.loop.op.recurrences):
             self.write_recurrence(number, recurrence)
             if self.block.ahead:  # the first scan asks for all
-                self.block = Block(w, self.n, self.reverse)
+                self.block = StepBlock(w, self.n, self.reverse)
         with w.when(w.copy(self.safe)) as choice:
             for part, value in self.late.items():
                 self.kept[part].value = value

@@ -61,7 +61,7 @@ STATE = "h0"
 OTHER, OUTER = "other", "p0"  # rows that are multiplied with states, and the products
 MISMATCH = "rows that are multiplied with states have an incompatible shape in axis 0"
 
-Place = dict[str, Value]  # which state of the batch it is, and how far the inputs are
+Position = dict[str, Value]  # which state of the batch it is, and how far the inputs are
 
 Multiply = Callable[[Matrix, Matrix, Matrix, "Matrix | None"], None]  # out = a h + add
 
@@ -86,8 +86,8 @@ def linear_program(op: LinearScan, node: Apply, outer: str = "") -> LoopProgram:
     """
     if not _is_of_vectors(op):
         return array_program(op.scan, may_be_empty=not op.untraced)
-    loop = Recurrence(op, node, outer)
-    run = Run(loop).kernel()
+    loop = MatrixLoop(op, node, outer)
+    run = MatrixRun(loop).kernel()
     kernels = Kernels(prepare(loop), start(loop), (run,))
     return loop.program(op.name or "linear scan", kernels)
 
@@ -105,7 +105,7 @@ def has_products(node: Apply) -> bool:
     return bool(sizes_in_registers(op, known_size(op, node)))
 
 
-class Recurrence(Loop):
+class MatrixLoop(Loop):
     """A matrix recurrence of vectors, and what its kernels need to know of it.
 
     Attributes
@@ -224,10 +224,10 @@ def sizes_in_registers(op: LinearScan, size: int | None) -> tuple[int, ...]:
     return (size,) if 2 <= size <= WIDEST else ()
 
 
-class Run(TakesSteps[Recurrence]):
+class MatrixRun(TakesSteps[MatrixLoop]):
     """Writes the kernel that takes the steps."""
 
-    def __init__(self, loop: Recurrence) -> None:
+    def __init__(self, loop: MatrixLoop) -> None:
         super().__init__(loop, "steps")
         self.op = loop.op
         self.size = self.value_of(loop.size)
@@ -288,14 +288,14 @@ class Run(TakesSteps[Recurrence]):
         return self.steps - n if self.op.reverse else n
 
     @contextmanager
-    def over_batch(self, t: Value | None = None, opens: bool = True) -> Iterator[Place]:
+    def over_batch(self, t: Value | None = None, opens: bool = True) -> Iterator[Position]:
         """Open loops over the batch; what is yielded are the index and how far the inputs are.
 
         With `t`, these are at that time.
         """
         loop, w = self.loop, self.w
         zero: Value = w.constant(0, INT64)
-        found: Place = dict.fromkeys(("index", "matrix", "offset"), zero)
+        found: Position = dict.fromkeys(("index", "matrix", "offset"), zero)
         with ExitStack() as stack:
             for axis in range(loop.batch if opens else 0):
                 size = self.size_of("initial", 1 + axis)
@@ -312,7 +312,7 @@ class Run(TakesSteps[Recurrence]):
 
     # Matrices
 
-    def given(self, name: str, place: Place) -> Matrix:
+    def given(self, name: str, place: Position) -> Matrix:
         """Return an input as a matrix: of one row if it is a vector."""
         pointer = self.w.offset(self.data(self.loop.roles[name].name), place[name])
         is_matrix = name in ("matrix", "mask")
@@ -368,12 +368,12 @@ class Run(TakesSteps[Recurrence]):
         size = self.size * self.size * self.loop.itemsize
         return index * size if self.loop.matrix_batched else self.w.constant(0, INT64)
 
-    def oriented(self, name: str, place: Place) -> Matrix:
+    def oriented(self, name: str, place: Position) -> Matrix:
         """Return an input as it stands in ``A ⊗ h + b``."""
         matrix, is_matrix = self.given(name, place), name in ("matrix", "mask")
         return matrix.turned if not is_matrix or self.op.side == "right" else matrix
 
-    def matrix_at(self, place: Place) -> Matrix:
+    def matrix_at(self, place: Position) -> Matrix:
         """Return the matrix of a step."""
         loop, d, item = self.loop, self.size, self.loop.itemsize
         if not loop.is_laid_out():
@@ -381,7 +381,7 @@ class Run(TakesSteps[Recurrence]):
         pointer = self.w.offset(self.space["matrix"], self.laid_out_at(place["index"]))
         return Matrix(pointer, loop.dtype, d, d, d * item, item).turned
 
-    def offset_at(self, place: Place) -> Matrix | None:
+    def offset_at(self, place: Position) -> Matrix | None:
         return self.oriented("offset", place) if self.has("offset") else None
 
     # All steps, in the general way
@@ -404,13 +404,13 @@ class Run(TakesSteps[Recurrence]):
                 if self.op.has_mask:
                     self.check_step(place, old, new)
 
-    def states(self, place: Place) -> tuple[Value, Value]:
+    def states(self, place: Position) -> tuple[Value, Value]:
         """Return where a state is before this step, and after."""
         cell = place["index"] * self.cells
         old, new = (self.w.offset(self.history, self.row_of(STATE, k) + cell) for k in (-1, 0))
         return old, new
 
-    def write_step(self, place: Place, old: Value, new: Value, multiply: Multiply) -> None:
+    def write_step(self, place: Position, old: Value, new: Value, multiply: Multiply) -> None:
         """Write one step of a state."""
         state, out = self.state_at(old), self.state_at(new)
         multiply(out, self.matrix_at(place), state, self.offset_at(place))
@@ -433,7 +433,7 @@ class Run(TakesSteps[Recurrence]):
         mask = self.oriented("mask", {"mask": self.w.constant(0, INT64)})
         write_product(self.w, a, h, out, add, mask)
 
-    def check_step(self, place: Place, old: Value, new: Value) -> None:
+    def check_step(self, place: Position, old: Value, new: Value) -> None:
         """Write what is done about a step whose results are not finite."""
         w, kind = self.w, Type(self.loop.dtype)
         wrong = w.local(0, INT64)

@@ -51,7 +51,7 @@ from scanlib.kernels.spans import any_lane
 from scanlib.schedules.polls import between_polls
 
 if TYPE_CHECKING:
-    from scanlib.schedules.linear_steps import Place, Run
+    from scanlib.schedules.linear_steps import MatrixRun, Position
 
 BLOCK = 64  # steps after which finiteness is checked; their offsets are read side by side
 BLOCKS_PER_POLL = 64
@@ -71,7 +71,7 @@ def powers_range(dtype: str) -> tuple[float, float]:
 class VectorSteps:
     """Writes all steps of a vector in registers, and the products of states and other rows."""
 
-    def __init__(self, run: Run, size: int) -> None:
+    def __init__(self, run: MatrixRun, size: int) -> None:
         self.run, self.w, self.size = run, run.w, size
         self.vectors = SmallVectors(run.w, run.loop.dtype, size)
         self.traced = not run.op.untraced
@@ -222,7 +222,7 @@ class VectorSteps:
 class LogSteps:
     """Writes steps with a fixed matrix in the log semiring."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: MatrixRun) -> None:
         self.run, self.w = run, run.w
         self.dtype = run.loop.dtype
         self.item = Type(self.dtype)
@@ -268,7 +268,7 @@ class LogSteps:
             at = j * item.itemsize
             w.store(self.values, at, w.load(item, row, at))
 
-    def prepare_matrix(self, place: Place) -> None:
+    def prepare_matrix(self, place: Position) -> None:
         """Write the exponentials of a matrix: column by column, padded."""
         run, w, item = self.run, self.w, self.item
         matrix = run.matrix_at(place)
@@ -291,7 +291,7 @@ class LogSteps:
             at = i * item.itemsize
             w.store(exponentials, at, self.function("exp", w.load(self.kind, exponentials, at)))
 
-    def of_matrix(self, place: Place) -> tuple[Value, Value]:
+    def of_matrix(self, place: Position) -> tuple[Value, Value]:
         """Return where the exponentials of a matrix are, and the largest numbers of its rows."""
         run, w = self.run, self.w
         exponentials, largest = run.space["exponentials"], run.space["largest"]
@@ -305,14 +305,14 @@ class LogSteps:
     def is_irregular(self, sums: Value) -> Value:
         return ~((sums > self.smallest) & (sums < inf))
 
-    def step(self, place: Place, old: Value, new: Value) -> None:
+    def step(self, place: Position, old: Value, new: Value) -> None:
         if self.vectors is not None:
             self.step_in_registers(self.vectors, place, old, new)
         else:
             self.step_in_memory(place, old, new)
 
     def step_in_registers(
-        self, vectors: SmallVectors, place: Place, old: Value, new: Value
+        self, vectors: SmallVectors, place: Position, old: Value, new: Value
     ) -> None:
         """Write a step whose state is one vector, carried from step to step without a batch."""
         run, w = self.run, self.w
@@ -337,7 +337,7 @@ class LogSteps:
             if self.state is not None:
                 w.assign(self.state, vectors.load(new, 0))
 
-    def step_in_memory(self, place: Place, old: Value, new: Value) -> None:
+    def step_in_memory(self, place: Position, old: Value, new: Value) -> None:
         run, w, item, kind = self.run, self.w, self.item, self.kind
         size = item.itemsize
         exponentials, largest = self.of_matrix(place)
@@ -375,7 +375,7 @@ class LogSteps:
             if not run.loop.batch:
                 self.read_values(new)
 
-    def addends(self, place: Place, whole: Value) -> Value:
+    def addends(self, place: Position, whole: Value) -> Value:
         """Return where the offset's whole vectors are; what is left is copied to the buffer."""
         run, w, item = self.run, self.w, self.item
         add = run.offset_at(place)
@@ -387,7 +387,7 @@ class LogSteps:
             w.store(self.adds, at, w.load(item, row, at))
         return row
 
-    def term_by_term(self, place: Place, old: Value, new: Value, top: Value) -> None:
+    def term_by_term(self, place: Position, old: Value, new: Value, top: Value) -> None:
         """Write a step again, with sums that are not regular computed from their terms."""
         run, w, item = self.run, self.w, self.item
         matrix, add = run.matrix_at(place), run.offset_at(place)

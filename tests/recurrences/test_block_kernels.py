@@ -43,7 +43,7 @@ def scanning(write, dtype, reverse):
     """
 
     def body(w, a, b, h, last, fine, n):
-        block = block_scans.Block(w, n, reverse)
+        block = block_scans.StepBlock(w, n, reverse)
         spans = [Span(w, dtype, pointer) for pointer in (a, b, h)]
         state = w.load(Type(dtype), last)
         after, trusted = write(block, *spans, state)

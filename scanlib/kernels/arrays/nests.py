@@ -28,8 +28,8 @@ from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.scalars import LanesError, Number, added, multiplied, parts_of
 from scanlib.kernels.spans import (
     Total,
-    halves,
     itemsize,
+    lane_counts,
     load_number,
     spread,
     store_number,
@@ -191,7 +191,7 @@ def possible_lanes(arrays: Sequence[Walk], size: Size) -> list[int]:
     lanes = REGISTER // max(itemsize(array.dtype) for array in arrays)
     if isinstance(size, int) and len(_pieces(size, lanes)) <= MOST_UNROLLED:
         return sorted(set(_pieces(size, lanes)) | {1}, reverse=True)
-    return [*halves(lanes), 1]
+    return [*lane_counts(lanes), 1]
 
 
 def innermost(
@@ -218,7 +218,7 @@ def innermost(
             return
     w, whole = step.writer, step.value(size)
     most = w.select(whole > MOST_BY_ITEM, whole, 0) if by_item else None
-    walk(w, w.constant(0, INT64), whole, halves(lanes), at, most)
+    walk(w, w.constant(0, INT64), whole, lane_counts(lanes), at, most)
 
 
 def _pieces(size: int, lanes: int) -> list[int]:
