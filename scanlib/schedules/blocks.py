@@ -117,18 +117,15 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
     def __init__(self, loop: ElemwiseLoop) -> None:
         super().__init__(loop, "blocks")
-        self.reverse, n = loop.reverse, loop.signature.n_states
-        self.inner, self.result = loop.inner, loop.result
-        recurrent = [part for r in loop.op.recurrences for part in r.parts]
-        self.nexts: dict[int, Variable] = {
-            part: self.result.states[part] if part < n else self.result.carries[part - n]
-            for part in recurrent
-        }
+        self.reverse, self.inner, self.result = loop.reverse, loop.inner, loop.result
+        values = [*self.result.states, *self.result.carries]
+        self.nexts = {part: values[part] for r in loop.op.recurrences for part in r.parts}
         self.names = list(loop.depths)
         self.taps = {tap: (self.names.index(name), k) for tap, (name, k) in loop.taps.items()}
-        self.depths = {part: loop.signature.depths[part] if part < n else 1 for part in recurrent}
-        self.size = max([BLOCK, *self.depths.values()])
         self.sums_first = sums_first(loop.op, loop.graph)
+        scanned = [part for part in self.nexts if part not in self.sums_first]
+        self.depths = {part: loop.depths[self.names[part]] for part in scanned}
+        self.size = max([BLOCK, *self.depths.values()])
         self.sums = [i for i, is_sum in enumerate(loop.layout.sums) if is_sum]
         self.indices: list[Value] = []
         self.elements: dict[tuple[int, int], Items] = {}
@@ -168,7 +165,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         self.values = {
             part: buffers.span(self.dtype_of(part), size + depth)
             for part, depth in self.depths.items()
-            if not self.is_direct(part) and part not in self.sums_first
+            if not self.is_direct(part)
         }
         self.totals = {
             part: buffers.span(self.dtype_of(part), size)
@@ -326,12 +323,12 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         """Write where the rows, histories and outputs of the block are, and what is before it."""
         loop, w = self.loop, self.w
         self.rows = [self.row_span(i) for i in range(len(self.inner.rows))]
+        for part in self.sums_first:
+            before = load_number(w, self.dtype_of(part), *self.place_of_value(part, 0))
+            self.kept[part] = Cell(w, before)
         self.histories: dict[int, History] = {}
         for part, depth in self.depths.items():
-            if part in self.sums_first:
-                before = load_number(w, self.dtype_of(part), *self.place_of_value(part, 0))
-                self.kept[part] = Cell(w, before)
-            elif self.is_direct(part):
+            if self.is_direct(part):
                 self.histories[part] = self.history_of(part)
             else:
                 self.histories[part] = History(self.values[part], depth, self.reverse)
@@ -449,9 +446,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def graph_of_map(self) -> StepGraph:
         """Return what is computed when the states are known; sums are scanned as well."""
         scanned = {found.total: part for part, found in self.sums_first.items()}
-        for part, value in self.nexts.items():
-            if value.owner is not None and part not in self.sums_first:
-                scanned[value] = part
+        scanned |= {self.nexts[part]: part for part in self.depths if self.nexts[part].owner}
         wanted = [*self.addends().values(), *self.mapped_outputs().values()]
         return StepGraph(wanted, {inp: inp for inp in self.loop.graph.inputs}, scanned)
 
@@ -673,10 +668,10 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def move_on(self) -> None:
         """Write what the block leaves: histories and outputs of channels, the latest values."""
         w = self.w
+        for part, cell in self.kept.items():
+            store_number(w, *self.place_of_value(part, 0), cell.value)
         for part, depth in self.depths.items():
-            if part in self.sums_first:
-                store_number(w, *self.place_of_value(part, 0), self.kept[part].value)
-            elif self.keeps_latest(part):
+            if self.keeps_latest(part):
                 with w.loop(0, depth) as k:
                     value = self.values[part].load(k if self.reverse else self.n + k)
                     store_number(w, *self.place_of_value(part, k), value)

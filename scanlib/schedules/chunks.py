@@ -44,7 +44,7 @@ class ChunksRun(BlocksRun):
     def __init__(self, loop: ElemwiseLoop) -> None:
         super().__init__(loop)
         n = loop.signature.n_states
-        self.dtypes = {part: self.dtype_of(part) for part in self.depths}
+        self.dtypes = {part: self.dtype_of(part) for part in self.nexts}
         self.dtypes |= {n + i: self.dtype_of(n + i) for i in self.sums}
         self.pasts: list[Past] = [
             (part, row) for part in self.dtypes for row in range(self.depths.get(part, 1))
@@ -154,7 +154,7 @@ class ChunksRun(BlocksRun):
         """Write the latest value before a run."""
         w = self.w
         value = real(load_number(w, self.dtypes[past[0]], self.workspace, self.own + place))
-        if past[0] not in self.depths:  # a sum of its own
+        if past[0] not in self.nexts:  # a sum of its own
             value = w.select(self.chunk.equals(0), value, w.constant(0, value.type))
         else:
             value = w.select(self.guesses, w.cast(now, value.type.dtype), value)
@@ -167,7 +167,7 @@ class ChunksRun(BlocksRun):
         """
         w, same = self.w, self.w.as_value(True, BOOL)
         for past, place in self.before.items():
-            if past[0] not in self.depths:
+            if past[0] not in self.nexts:
                 continue
             word = Type(WORDS[self.dtypes[past[0]]])
             value = w.load(word, self.workspace, record + self.after[past])
@@ -205,7 +205,7 @@ class ChunksRun(BlocksRun):
             if self.is_traced(part):
                 continue
             value = value_after(past, self.chunks - 1)
-            if part not in self.depths:
+            if part not in self.nexts:
                 total = Cell(w, value_after(past, w.constant(0, INT64)))
                 with w.loop(1, self.chunks) as k:
                     total.value = added(total.value, value_after(past, k))
