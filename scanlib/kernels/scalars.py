@@ -29,7 +29,7 @@ from pytensor.scalar.basic import Composite
 
 from scanlib._compat import ANGLE, DEG2RAD, RAD2DEG
 from scanlib.kernels import elementary
-from scanlib.kernels.language import DTYPES, INTEGERS, Type, Value, Writer
+from scanlib.kernels.language import DTYPES, FLOATS, INTEGERS, Type, Value, Writer
 from scanlib.ops.logaddexp import LogAddExp
 
 
@@ -502,10 +502,10 @@ class Scalars:
         if half is None and kind is ps.Imag:
             return [w.constant(0, Type(made, self.lanes))]
         rule = RULES.get(kind)
-        if rule is None and made in ("float32", "float64"):
+        if rule is None and made in FLOATS:
             rule = FLOAT_RULES.get(kind)
         no_numbers = made == "bool" and kind in _NO_TRUTHS
-        no_bits = made in ("float32", "float64") and kind in _BITS
+        no_bits = made in FLOATS and kind in _BITS
         if rule is None or half is not None or no_numbers or no_bits:
             return self._outside(node, inputs)
         return [rule(w, *(self._value(value, made) for value in inputs))]

@@ -32,6 +32,7 @@ from pytensor.graph.traversal import ancestors
 from scanlib.kernels import language
 from scanlib.kernels.language import (
     BOOL,
+    FLOATS,
     INT64,
     POINTER,
     Block,
@@ -69,7 +70,6 @@ from scanlib.schedules.shared_values import StepGraph, shared_values
 BLOCKS_PER_POLL = 8
 MOST_ON_STACK = 1 << 16  # bytes of buffers
 UNROLLED = 4  # steps of a pass over numbers that lie apart
-REALS = ("float32", "float64")
 
 # Reads a variable at a step, or at several side by side, of the block.
 Reader = Callable[[Value, int], Number]
@@ -547,7 +547,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         part, (terms, *more) = recurrence.parts[0], recurrence.terms
         known, dtype = CLASSES[recurrence.family], self.dtype_of(part)
         single = not more and len(terms) == 1 and terms[0].tap == -1
-        if single and (dtype in REALS or not known.is_real):
+        if single and (dtype in FLOATS or not known.is_real):
             if part in self.sums_first:
                 self.write_sums_first(number, recurrence)
             else:

@@ -32,7 +32,7 @@ from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
 from scanlib.kernels.arrays.sizes import Check, Size, combined, product, total
-from scanlib.kernels.language import INT64, Kernel, Type, Value
+from scanlib.kernels.language import FLOATS, INT64, Kernel, Type, Value
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
 from scanlib.kernels.linalg.products import write_product
 from scanlib.kernels.linalg.semiring_products import (
@@ -126,7 +126,7 @@ class MatrixLoop(Loop):
         self.may_be_empty = not op.untraced
         out = node.outputs[0].type
         self.dtype = out.dtype
-        if out.dtype not in ("float32", "float64"):
+        if out.dtype not in FLOATS:
             raise NoKernelError(f"a matrix recurrence of {out.dtype} has no kernel")
         types = [variable.type for variable in node.inputs]
         more = [TensorType(out.dtype, (None, None))] if outer else []

@@ -16,10 +16,9 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors, toposort
 
+from scanlib.kernels.language import FLOATS
 from scanlib.ops.signature import BodyInputs
 from scanlib.schedules.selection import is_cheap
-
-DTYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def _slow_values(
         out: varying[out]
         for node in order
         for out in node.outputs
-        if out in above and out in varying and out.type.dtype in DTYPES and _is_slow(node.op)
+        if out in above and out in varying and out.type.dtype in FLOATS and _is_slow(node.op)
     }
 
 

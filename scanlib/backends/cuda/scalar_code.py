@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 import pytensor.scalar.math as psm
 from pytensor.graph.basic import Apply, Variable
 
-from scanlib.kernels.language import POINTER, Function, Type, Value, Writer
+from scanlib.kernels.language import FLOATS, POINTER, Function, Type, Value, Writer
 from scanlib.kernels.printers.c import item_text, print_functions
 from scanlib.kernels.scalars import NoKernelError, Number, Pair, Scalars, parts_of
 from scanlib.kernels.spans import parts
@@ -142,7 +142,7 @@ class Code:
 
     def _outside(self, node: Apply, values: list[Value]) -> list[Value]:
         symbol, made = OUTSIDE.get(type(node.op)), self.scalars.dtype(node.outputs[0])
-        if symbol is None or made not in ("float32", "float64"):
+        if symbol is None or made not in FLOATS:
             raise NoKernelError(f"{node.op} has no CUDA code")
         self.unit.support[node.op.c_support_code()] = None
         wide = [self.scalars.convert(value, "float64") for value in values]

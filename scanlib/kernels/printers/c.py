@@ -45,7 +45,7 @@ def literal(value: Any, dtype: str) -> str:
     """Return a number, to the last bit."""
     if dtype == "bool":
         return "1" if value else "0"
-    if dtype not in ("float32", "float64"):
+    if dtype not in ir.FLOATS:
         if int(value) == -(2**63):
             return "(int64_t)(-9223372036854775807LL - 1)"
         return f"({item_text(dtype)}){int(value)}{'ULL' if dtype == 'uint64' else 'LL'}"
