@@ -34,7 +34,7 @@ from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
 from scanlib.kernels.arrays.array_step import RULES, Destination, Step, core_op, overwrites
 from scanlib.kernels.arrays.decompositions import decompose, is_decomposed
 from scanlib.kernels.arrays.nests import deliver, write_copy
-from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
+from scanlib.kernels.arrays.sizes import Given, Size, if_equal, maximum, product, total
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import Kernel
 from scanlib.kernels.program import (
@@ -80,8 +80,8 @@ def copied_bytes(array: Array) -> Size:
     misplaced: Size = 0
     for axis in reversed(range(array.lead, array.lead + len(array.axes))):
         dim, stride = Given("dim", array.name, axis), Given("stride", array.name, axis)
-        wrong = combined("equal", stride, size, 0, combined("equal", dim, 1, 0, 1))
-        misplaced = combined("max", misplaced, wrong)
+        wrong = if_equal(stride, size, 0, if_equal(dim, 1, 0, 1))
+        misplaced = maximum(misplaced, wrong)
         size = product(size, dim)
     if array.lead:
         size = product(size, Given("dim", array.name, 0))
@@ -103,7 +103,7 @@ def place_input(kernel: TableReader, step: Step, array: Array, in_order: bool = 
         write_copy(step, place, Place(copy, place.dtype, place.sizes, own))
     pointer = w.select(is_copied, copy, place.pointer)
     if array.lead:
-        own = (combined("equal", size, 0, strides[0], own[0]), *own[1:])
+        own = (if_equal(size, 0, strides[0], own[0]), *own[1:])
     return Place(pointer, place.dtype, place.sizes, own)
 
 

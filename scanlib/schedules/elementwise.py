@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial, reduce
+from functools import reduce
 
 from pytensor.configdefaults import config
 
 from scanlib._compat import thaw_graph
-from scanlib.kernels.arrays.sizes import Check, Given, Size, combined, product, total
+from scanlib.kernels.arrays.sizes import (
+    Check,
+    Given,
+    Size,
+    maximum,
+    minimum,
+    product,
+    quotient,
+    total,
+)
 from scanlib.kernels.thread_parts import wanted_threads
 from scanlib.ops.lowered import channel_plan
 from scanlib.ops.lowered.channel_plan import Target
@@ -75,25 +84,23 @@ class ElemwiseLoop(Loop):
     def first_words(self) -> dict[int, Size]:
         words, found = self.words, super().first_words()
         if self.chunks > 1:
-            chunks = self._parts(self.chunks, combined("quotient", self.steps, self.least_chunk))
+            chunks = self._parts(self.chunks, quotient(self.steps, self.least_chunk))
             return found | {words.chunks: chunks, words.parts: chunks, words.job: RUN}
         if self.slices > 1:
             work, least = config.scanlib__parallel_channels, least_row(self.op)
-            most = combined("quotient", product(self.channels, self.steps), work)
-            rows = combined("quotient", self.channels, least)
+            most = quotient(product(self.channels, self.steps), work)
+            rows = quotient(self.channels, least)
             axes = zip(self.axes_of_loops, self.lengths, strict=True)
             first = [length for axis, length in axes if axis == 0]
             found[words.parts] = self._parts(self.slices, most, rows, *first)
         if self.by_channels and self.by_blocks:  # in blocks, of few channels and many steps
-            few = combined("quotient", few_channels(self.op), self.channels)
-            found[words.choice] = combined(
-                "min", combined("min", few, combined("quotient", self.steps, MANY_STEPS)), 1
-            )
+            few = quotient(few_channels(self.op), self.channels)
+            found[words.choice] = minimum(minimum(few, quotient(self.steps, MANY_STEPS)), 1)
         return found
 
     def _parts(self, *numbers: Size) -> Size:
         """Return the least of some numbers, which is not below one."""
-        return combined("max", reduce(partial(combined, "min"), numbers), 1)
+        return maximum(reduce(minimum, numbers), 1)
 
     def _number_loops(self, targets: Sequence[Target], level: int) -> None:
         """Give every loop over channels its number; a group without channels gets none."""

@@ -31,7 +31,7 @@ from pytensor.graph.basic import Apply
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
-from scanlib.kernels.arrays.sizes import Check, Size, combined, product, total
+from scanlib.kernels.arrays.sizes import Check, Size, if_equal, minimum, product, quotient, total
 from scanlib.kernels.language import FLOATS, INT64, Kernel, Type, Value
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
 from scanlib.kernels.linalg.products import write_product
@@ -141,9 +141,7 @@ class MatrixLoop(Loop):
         initial = self.roles["initial"]
         self.size = initial.dims[-1] if self.known_size is None else self.known_size
         self.batches = product(*initial.dims[1:-1])
-        self.work = combined(
-            "quotient", product(self.size, self.size, self.batches), MULTIPLICATIONS
-        )
+        self.work = quotient(product(self.size, self.size, self.batches), MULTIPLICATIONS)
         if op.semiring == "log":
             self.work = product(16, self.work)
         for pair in op.same_sizes():
@@ -177,8 +175,8 @@ class MatrixLoop(Loop):
         if "offset" in self.roles:
             yield "row", d
             if self.in_registers():
-                is_small = combined("min", d, WIDEST), d
-                yield "rows", combined("equal", *is_small, product(d, BLOCK), 0)
+                is_small = minimum(d, WIDEST), d
+                yield "rows", if_equal(*is_small, product(d, BLOCK), 0)
         if not self.fixed or self.is_laid_out():
             many = self.is_laid_out() and self.matrix_batched
             yield "matrix", product(d, d, self.batches if many else 1)

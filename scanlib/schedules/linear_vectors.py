@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scanlib.kernels.arrays.sizes import Size, combined, product, total
+from scanlib.kernels.arrays.sizes import Size, pieces, product
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import INT64, Local, Type, Value
 from scanlib.kernels.linalg.matrices import Matrix, packed
@@ -425,4 +425,4 @@ def lanes_of(dtype: str, size: int | None) -> int:
 def padded(dtype: str, size: Size) -> Size:
     """Return how many numbers a buffer has for a state of a size."""
     lanes = lanes_of(dtype, size if isinstance(size, int) else None)
-    return product(lanes, combined("quotient", total(size, lanes - 1), lanes))
+    return product(lanes, pieces(size, lanes))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -26,8 +26,11 @@ from scanlib.kernels.arrays.sizes import (
     Size,
     Sizes,
     SizeValues,
-    combined,
+    if_equal,
+    maximum,
+    minimum,
     product,
+    quotient,
     total,
 )
 from scanlib.kernels.arrays.workspace import Place, Workspace
@@ -241,15 +244,15 @@ class Loop(Tables):
         self.first_checks += map(self._check_of_rows, range(self.signature.n_states))
         self.capacity = self.steps
         if self.grows:
-            self.capacity = combined("min", self.steps, FIRST_CAPACITY)
+            self.capacity = minimum(self.steps, FIRST_CAPACITY)
 
     def _check_of_rows(self, i: int) -> Check:
         """Return the check of a state's initial rows."""
         rows, wanted = self.starts[f"h{i}"].dims[0], self.signature.depths[i]
         found = rows
         if self.may_be_empty:
-            empty = combined("equal", rows, 0, wanted, rows)
-            found = combined("equal", self.steps, 0, empty, rows)
+            empty = if_equal(rows, 0, wanted, rows)
+            found = if_equal(self.steps, 0, empty, rows)
         message = self.messages.initial_rows(i)
         return Check("ne", (found, wanted), "InitialRowsError", message, (rows,))
 
@@ -267,8 +270,8 @@ class Loop(Tables):
         return total(self.end_of_rings, super().space())
 
     def first_words(self) -> dict[int, Size]:
-        steps = combined("quotient", WORK, combined("max", self.work, 1))
-        steps = combined("max", combined("min", steps, self.most_steps_per_poll), 1)
+        steps = quotient(WORK, maximum(self.work, 1))
+        steps = maximum(minimum(steps, self.most_steps_per_poll), 1)
         return super().first_words() | {self.words.steps_per_poll: steps}
 
     def _arrays(self) -> Iterator[Array]:
@@ -339,7 +342,7 @@ def counted_steps(outer: OuterInputs, messages: Messages) -> tuple[Size, list[Ch
         steps: Size = Given("value", outer.n_steps)
         checks = [Check("lt", (steps, 0), "StepCountError", messages.negative_steps(), (steps,))]
     else:
-        steps = reduce(partial(combined, "min"), rows)
+        steps = reduce(minimum, rows)
     for i, size in enumerate(rows):
         if size != steps:
             text = messages.sequence_length(i)

@@ -93,13 +93,35 @@ _KNOWN: dict[str, Callable[..., int]] = {
 }
 
 
-def combined(operation: str, *parts: Size) -> Size:
+def _combined(operation: str, *parts: Size) -> Size:
     """Return an expression, or its value where that is known."""
     if all(isinstance(part, int) for part in parts):
         return _KNOWN[operation](*parts)
     if operation in ("min", "max") and parts[0] == parts[1]:
         return parts[0]
     return Expression(operation, parts)
+
+
+def minimum(one: Size, other: Size) -> Size:
+    return _combined("min", one, other)
+
+
+def maximum(one: Size, other: Size) -> Size:
+    return _combined("max", one, other)
+
+
+def quotient(size: Size, by: Size) -> Size:
+    """Return a quotient without its remainder, zero where there is none."""
+    return size if by == 1 else _combined("quotient", size, by)
+
+
+def pieces(size: Size, by: int) -> Size:
+    """Return how many pieces of a length a size has, the last of which may be shorter."""
+    return quotient(total(size, by - 1), by)
+
+
+def if_equal(one: Size, other: Size, chosen: Size, otherwise: Size) -> Size:
+    return _combined("equal", one, other, chosen, otherwise)
 
 
 @dataclass(frozen=True)
@@ -153,7 +175,7 @@ class Sizes:
             if size.operation == "add":
                 return self.same(total(*parts))
             if isinstance(size.operation, str):
-                return self.same(combined(size.operation, *parts))
+                return self.same(_combined(size.operation, *parts))
             return Expression(size.operation, parts)
         return size
 

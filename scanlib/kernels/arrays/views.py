@@ -39,7 +39,17 @@ from scanlib.kernels.arrays.nests import (
     write_numbers,
     write_tree,
 )
-from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
+from scanlib.kernels.arrays.sizes import (
+    Given,
+    Size,
+    if_equal,
+    maximum,
+    minimum,
+    pieces,
+    product,
+    quotient,
+    total,
+)
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import Value
 from scanlib.kernels.scalars import NoKernelError, Number, added, parts_of, real
@@ -194,7 +204,7 @@ def reshape(step: Step, inp: Variable, out: Variable, wanted: list[Size]) -> Non
     unknown = [axis for axis, size in enumerate(wanted) if size == -1]
     if len(unknown) == 1:
         others = product(*(size for size in wanted if size != -1))
-        wanted[unknown[0]] = combined("quotient", items, others)
+        wanted[unknown[0]] = quotient(items, others)
     if not wanted:
         step.require(items, 1, "ValueError", f"{RESHAPED}shape ()", [items])
         step.bind_number(out, load_number(step.writer, place.dtype, place.pointer, 0))
@@ -213,7 +223,7 @@ def write_extract_diag(step: Step, node: Apply) -> None:
     if node.inputs[0].type.ndim != 2 or op.offset != 0:
         raise NoKernelError(f"{op} has no kernel")
     place = step.place(node.inputs[0])
-    size = combined("min", *map(step.sizes.same, place.sizes))
+    size = minimum(*map(step.sizes.same, place.sizes))
     step.bind_place(node.outputs[0], place.view([size], [total(*place.strides)]))
 
 
@@ -296,8 +306,8 @@ def _forward(
 ) -> tuple[Size, Size, int]:
     first = 0 if start is None else _bound(step, start, size)
     last = size if stop is None else _bound(step, stop, size)
-    count = last if first == 0 else combined("max", total(last, product(-1, first)), 0)
-    return first, count if by == 1 else combined("quotient", total(count, by - 1), by), by
+    count = last if first == 0 else maximum(total(last, product(-1, first)), 0)
+    return first, pieces(count, by), by
 
 
 def _bound(step: Step, bound: Variable | int, size: Size) -> Size:
@@ -306,15 +316,15 @@ def _bound(step: Step, bound: Variable | int, size: Size) -> Size:
         if isinstance(size, int):
             return slice(number, None).indices(size)[0]
         if number >= 0:
-            return 0 if number == 0 else combined("min", number, size)
-        return combined("max", total(size, number), 0)
+            return 0 if number == 0 else minimum(number, size)
+        return maximum(total(size, number), 0)
     if step.sizes.same(number) == step.sizes.same(size):
         return size
     # Counted from the end where it is negative: a bound and the size are both known.
-    wrapped = combined("max", total(number, size), 0)
-    plain = combined("min", number, size)
-    is_negative = combined("min", combined("max", number, -1), 0)  # -1 or 0
-    return combined("equal", is_negative, 0, plain, wrapped)
+    wrapped = maximum(total(number, size), 0)
+    plain = minimum(number, size)
+    is_negative = minimum(maximum(number, -1), 0)  # -1 or 0
+    return if_equal(is_negative, 0, plain, wrapped)
 
 
 @rule(Subtensor)
@@ -448,8 +458,8 @@ def write_arange(step: Step, node: Apply) -> None:
     first, stride = step.size_of(start), step.size_of(by)
     if not isinstance(stride, int) or stride <= 0 or parts_of(out.type.dtype) is not None:
         raise NoKernelError("a range with a step that is computed or negative has no kernel")
-    length = combined("max", total(step.size_of(stop), product(-1, first)), 0)
-    size = combined("quotient", total(length, stride - 1), stride) if stride > 1 else length
+    length = maximum(total(step.size_of(stop), product(-1, first)), 0)
+    size = pieces(length, stride)
     target = step.target(out, [size])
     with w.loop(0, step.value(size)) as index:
         item = w.cast(index * stride + step.value(first), out.type.dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from scanlib.kernels.arrays.sizes import Given, Size, Sizes, SizeValues, combined, product, total
+from scanlib.kernels.arrays.sizes import Given, Size, Sizes, SizeValues, pieces, product
 from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.spans import LINE, itemsize
 
@@ -132,7 +132,7 @@ class Workspace:
 
 def rounded(size: Size) -> Size:
     """Return a number of bytes with which no two parts share a line of the cache."""
-    return product(LINE, combined("quotient", total(size, LINE - 1), LINE))
+    return product(LINE, pieces(size, LINE))
 
 
 def bytes_of(dtype: str, sizes: tuple[Size, ...]) -> Size:
