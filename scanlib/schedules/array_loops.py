@@ -199,10 +199,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         with writing_step(self, loop.end_of_rings) as self.body:
             self.body.messages = loop.messages.at_step(loop.inner)
             self.place_inputs()
-            self.read_locals()
-            taken = self.take_steps()
-            self.write_locals()
-            self.finish(taken)
+            self.write_loop()
         loop.work = step_work(self.body, loop.graph)
         return self.whole_kernel()
 

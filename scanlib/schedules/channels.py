@@ -96,11 +96,8 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
     def kernel(self) -> Kernel:
         self.begin_steps()
         self.prepare_channels()
-        self.read_locals()
         self.ahead = self.rows_ahead()
-        taken = self.take_steps()
-        self.write_locals()
-        self.finish(taken)
+        self.write_loop()
         return self.whole_kernel()
 
     # Before the first step

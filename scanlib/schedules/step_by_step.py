@@ -45,6 +45,13 @@ class TakesSteps(TableReader[L]):
         self.steps = self.out.number(self.words.steps, "steps")
         self.begin = self.out.number(self.words.begin, "begin")
 
+    def write_loop(self) -> None:
+        """Write all steps, with what comes right before them and after."""
+        self.read_locals()
+        taken = self.take_steps()
+        self.write_locals()
+        self.finish(taken)
+
     def take_steps(self) -> Value:
         """Write all steps; return how many are taken by then."""
         loop, w = self.loop, self.w
