@@ -30,7 +30,7 @@ def takes_halves() -> bool:
     """Whether units take vector registers by halves of 128 bits, or registers have no more.
 
     Moving numbers between the halves then takes longer than what is done with them: affine scans
-    with short vectors take 0.75 of the time. And vectors are divided as fast as multiplied.
+    with short vectors take 0.75 of the time.
     """
     return not _has("avx2") or processor()[0] in HALVING
 

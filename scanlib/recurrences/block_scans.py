@@ -12,7 +12,8 @@ sixteen numbers holds two groups.
 
 A block is scanned while the memory waits: the elements before and the results after are computed
 faster than they are read and written. So the scan asks for what the next block reads and writes
-(`Block.ahead`): a million steps of a gradient take half the time then, and short loops no longer.
+(`StepBlock.ahead`): a million steps of a gradient take half the time then, and short loops no
+longer.
 
 Every scan returns whether all its values can be trusted. They cannot where composing steps could
 lose what one step after the other keeps, or keep what it loses: where an element or a value is out
@@ -34,7 +35,7 @@ from typing import Any
 
 from scanlib.kernels.language import BOOL, INT64, Type, Value, Writer
 from scanlib.kernels.processor import register_bytes, shuffled_bytes
-from scanlib.kernels.spans import LINE, Span
+from scanlib.kernels.spans import LINE, Span, walk
 from scanlib.recurrences.trust import Found, Test, is_moderate, is_nan
 
 Function = tuple[Any, ...]  # the numbers that select a function of a class
@@ -90,6 +91,23 @@ class Formulas:
 
 
 @dataclass(frozen=True)
+class History:
+    """The values of a part during a block, in the order of memory.
+
+    Those before the block, as many as `depth`, are in front, or behind where the loop walks
+    backwards.
+    """
+
+    values: Span
+    depth: int
+    reverse: bool
+
+    def at(self, offset: int) -> Span:
+        """Return the values `offset` steps after each step of the block."""
+        return self.values.moved(-offset if self.reverse else self.depth + offset)
+
+
+@dataclass(frozen=True)
 class Steps:
     """The steps of one block.
 
@@ -124,7 +142,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Block:
+class StepBlock:
     """The steps that are scanned.
 
     Attributes
@@ -152,12 +170,8 @@ class Block:
 
         `write` takes a place and how many steps there are; their numbers have `size` bytes.
         """
-        w, lanes = self.writer, register_bytes() // size
-        done = self.size & -lanes
-        with w.loop(0, done, lanes) as j:
-            write(j, lanes)
-        with w.loop(done, self.size) as j:
-            write(j, 1)
+        first, lanes = self.writer.constant(0, INT64), register_bytes() // size
+        walk(self.writer, first, self.size, [lanes], write)
 
     def fetch(self, place: Value, items: int) -> None:
         """Ask for what lies at some places of the next block."""
@@ -288,7 +302,7 @@ class LaneScan:
 
     Parameters
     ----------
-    block : Block
+    block : StepBlock
     formulas : Formulas
     steps : Steps
     bounds : Bounds
@@ -299,7 +313,7 @@ class LaneScan:
     side_by_side = SIDE_BY_SIDE
 
     def __init__(
-        self, block: Block, formulas: Formulas, steps: Steps, bounds: Bounds, group: int = 16
+        self, block: StepBlock, formulas: Formulas, steps: Steps, bounds: Bounds, group: int = 16
     ) -> None:
         self.block, self.formulas, self.steps, self.bounds = block, formulas, steps, bounds
         self.w, self.dtype = block.writer, steps.h.dtype

@@ -31,7 +31,7 @@ from pytensor.tensor.type_other import NoneTypeT
 
 from scanlib._compat import IfElse, freeze_graph
 from scanlib.backends.handler.functions import has_compiled_function
-from scanlib.kernels.arrays.meanings import stands_for_others
+from scanlib.kernels.arrays.decompositions import is_decomposed
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.execution import LoopOp
@@ -270,7 +270,7 @@ class Plan:
         except NoKernelError as error:
             failed = {node for node in nodes if equivalent.get(node) is error.node}
             # What takes the place of an Op is no node of the graph.
-            failed = failed or {node for node in nodes if stands_for_others(node.op)}
+            failed = failed or {node for node in nodes if is_decomposed(node.op)}
             raise _RefusedError(failed or set(nodes)) from error
         if not all(map(has_compiled_function, program.functions)):
             raise _RefusedError(set(nodes))

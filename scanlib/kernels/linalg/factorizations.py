@@ -20,6 +20,7 @@ from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import BOOL, INT64, Type, Value, Writer
 from scanlib.kernels.linalg.matrices import Matrix, packed, shared, sized
 from scanlib.kernels.processor import register_bytes
+from scanlib.kernels.spans import walk
 
 NOT_FINITE, SINGULAR = 1, 2  # what `inverse` returns; zero if all is well
 
@@ -110,12 +111,11 @@ def _write_pieces(
 ) -> None:
     """Write loops over some numbers, several vectors, one vector, and one number at a time."""
     lanes = register_bytes() // Type(dtype).itemsize
-    for count, kind in ((4, Type(dtype, lanes)), (1, Type(dtype, lanes)), (1, Type(dtype))):
-        size = count * kind.lanes
-        end = start + ((stop - start) & -size) if size > 1 else stop
-        with w.loop(start, end, size) as j:
-            write(j, kind, count)
-        start = end
+
+    def piece(j: Value, count: int) -> None:
+        write(j, Type(dtype, min(count, lanes)), max(count // lanes, 1))
+
+    walk(w, start, stop, [4 * lanes, lanes], piece)
 
 
 @shared
