@@ -143,7 +143,7 @@ class _Scalarizer:
 
     def run(self) -> ScalarLoop:
         loop = self.loop
-        states = [self.values.own_axes(next(iter(state.taps.values()))) for state in loop.states]
+        states = [self.values.own_axes(state.tap(-state.depth)) for state in loop.states]
         for state, axes in zip(loop.states, states, strict=True):
             for tap in state.taps.values():
                 self.values.bind(tap, axes)

@@ -15,7 +15,6 @@ run, which the mask among its sequences tells it (`scanlib.ops.row_ops.ran_steps
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytensor.tensor as pt
@@ -26,7 +25,7 @@ from pytensor.tensor.elemwise import DimShuffle
 from scanlib._compat import vectorize_rule
 from scanlib.lengths.batches import common, whole_batch
 from scanlib.ops.graph import is_tensor
-from scanlib.ops.loop import Carry, Loop
+from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
 from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import body_input_shapes, output_row_shapes
@@ -56,8 +55,8 @@ def _pad(variable: Variable, ndim: int) -> Variable:
     return pt.expand_dims(variable, tuple(range(variable.type.ndim, ndim)))
 
 
-def _loosen(variable: Variable, rank: int, like: Variable) -> Variable:
-    """Return a new body variable for a batch of values of the type of `like`."""
+def _batch_of(like: Variable, rank: int) -> Variable:
+    """Return a new body variable for a batch of such values."""
     return pt.TensorType(like.type.dtype, shape=(*(None,) * rank, *like.type.shape))(name=like.name)
 
 
@@ -123,7 +122,7 @@ class _Batcher:
         loop = self.loop
         for part, outer in zip(loop.sequences, given.sequences, strict=True):
             if _rank(part.outer, outer):
-                self.replacements[part.row] = row = _loosen(part.row, self.rank, part.row)
+                self.replacements[part.row] = row = _batch_of(part.row, self.rank)
                 if is_mask(part.outer):
                     self.masks.append(row)
                 part.row = row
@@ -131,15 +130,17 @@ class _Batcher:
             part.outer = outer
         for whole, outer in zip(loop.non_sequences, given.non_sequences, strict=True):
             if _rank(whole.outer, outer):
-                inner = _loosen(whole.inner, self.rank, whole.inner)
-                self.replacements[whole.inner] = inner
+                self.replacements[whole.inner] = inner = _batch_of(whole.inner, self.rank)
                 whole.inner = inner
             whole.outer = outer
-        states = {i for i, new in enumerate(given.initials) if _rank(loop.states[i].initial, new)}
-        carries = {i for i, new in enumerate(given.carries) if _rank(loop.carries[i].initial, new)}
-        vectorized = self.spread(states, carries)
-        self.batch_states(states, given.initials)
-        self.batch_carries(carries, given.carries)
+        starts = dict(zip(loop.recurrent, [*given.initials, *given.carries], strict=True))
+        batched = {part for part, new in starts.items() if _rank(part.initial, new)}
+        vectorized = self.spread(batched)
+        for own, initial in starts.items():
+            if own in batched:
+                self.batch(own, initial)
+            else:
+                own.initial = initial
         loop.set_body_outputs(vectorized)
         self.fill_results()
         if loop.stop is not None and loop.stop.type.ndim:
@@ -156,66 +157,54 @@ class _Batcher:
         order = [*range(1, self.rank + 1), 0, *range(self.rank + 1, variable.type.ndim)]
         return variable.dimshuffle(*order)
 
-    def spread(self, states: set[int], carries: set[int]) -> list[Variable]:
+    def spread(self, batched: set[State | Carry]) -> list[Variable]:
         """Vectorize the body until no further state becomes batched; return its results."""
         loop = self.loop
         cores = loop.body_outputs()
         while True:
-            for i in states:
-                for tap in loop.states[i].taps.values():
-                    if tap not in self.replacements:
-                        self.replacements[tap] = _loosen(tap, self.rank, tap)
-            for i in carries:
-                value = loop.carries[i].value
-                if value not in self.replacements:
-                    self.replacements[value] = _loosen(value, self.rank, value)
+            for part in loop.recurrent:
+                if part in batched:
+                    new = {v: _batch_of(v, self.rank) for v in part.taps.values()}
+                    self.replacements = new | self.replacements
             vectorized = vectorize_graph(cores, self.replacements)
             results = self.op.signature.split_body_outputs(vectorized)
             if self.masks or (results.stop is not None and results.stop.type.ndim):
                 # Each row stops by itself, so every value must be able to.
-                grown = set(range(len(loop.states)))
-                held = {i for i, c in enumerate(loop.carries) if is_tensor(c.value)}
+                grown = set(self.numbers())
             else:
-                grown = {i for i, s in enumerate(loop.states) if _rank(s.next, results.states[i])}
-                held = {i for i, c in enumerate(loop.carries) if _rank(c.next, results.carries[i])}
-            if grown <= states and held <= carries:
+                pairs = zip(loop.recurrent, vectorized, strict=False)
+                grown = {part for part, new in pairs if _rank(part.next, new)}
+            if grown <= batched:
                 return vectorized
-            states |= grown
-            carries |= held
+            batched |= grown
 
-    def batch_states(self, states: set[int], initials: Sequence[Variable]) -> None:
-        for i, (state, initial) in enumerate(zip(self.loop.states, initials, strict=True)):
-            if i not in states:
-                state.initial = initial
-                continue
-            if _rank(state.initial, initial):
-                initial = self.time_first(initial)
-            else:
-                sizes = list(initial.shape)
-                spread = pt.expand_dims(initial, tuple(range(1, self.rank + 1)))
-                initial = pt.broadcast_to(spread, [sizes[0], *self.shape, *sizes[1:]])
-            state.initial = initial
-            state.taps = {tap: self.replacements[var] for tap, var in state.taps.items()}
+    def numbers(self) -> list[State | Carry]:
+        """Return the states and the carries that are tensors."""
+        return [part for part in self.loop.recurrent if is_tensor(part.next)]
 
-    def batch_carries(self, carries: set[int], initials: Sequence[Variable]) -> None:
-        for i, (carry, initial) in enumerate(zip(self.loop.carries, initials, strict=True)):
-            if i not in carries:
-                carry.initial = initial
-                continue
-            if not _rank(carry.initial, initial):
-                initial = pt.broadcast_to(initial, [*self.shape, *list(initial.shape)])
-            carry.initial = initial
-            carry.value = self.replacements[carry.value]
+    def batch(self, part: State | Carry, initial: Variable) -> None:
+        """Give a state or carry the batch, and what it starts from."""
+        lead = int(isinstance(part, State))  # time
+        if not _rank(part.initial, initial):
+            sizes = list(initial.shape)
+            spread = pt.expand_dims(initial, tuple(range(lead, lead + self.rank)))
+            initial = pt.broadcast_to(spread, [*sizes[:lead], *self.shape, *sizes[lead:]])
+        elif lead:
+            initial = self.time_first(initial)
+        part.initial = initial
+        if isinstance(part, Carry):
+            part.value = self.replacements[part.value]
+        else:
+            part.taps = {tap: self.replacements[var] for tap, var in part.taps.items()}
 
     # Results
 
     def fill_results(self) -> None:
         """Give next values the batch that their state has."""
-        for state in self.loop.states:
-            state.next = _fill_like(next(iter(state.taps.values())), state.next)
-        for carry in self.loop.carries:
-            if is_tensor(carry.value):
-                carry.next = _fill_like(carry.value, carry.next)
+        for part in self.numbers():
+            model = part.tap(-part.depth)
+            if part.next.type.ndim < model.type.ndim:
+                part.next = pt.second(model, part.next)
 
     def stop_per_row(self) -> None:
         """Freeze rows that have stopped; stop when all have."""
@@ -227,11 +216,8 @@ class _Batcher:
         def keep(old: Variable, new: Variable) -> Variable:
             return pt.switch(_pad(before, new.type.ndim), old, new)
 
-        for state in loop.states:
-            state.next = keep(state.tap(-1), state.next)
-        for carry in loop.carries:
-            if is_tensor(carry.value):
-                carry.next = keep(carry.value, carry.next)
+        for part in self.numbers():
+            part.next = keep(part.tap(-1), part.next)
         for output, row in zip(loop.outputs, self.output_rows(), strict=True):
             value = output.value
             if value.type.ndim < self.rank + len(row):
@@ -252,13 +238,9 @@ class _Batcher:
     def pass_over(self, mask: Variable) -> None:
         """Have rows that do not run a step keep their values, and give zeros as outputs."""
         loop = self.loop
-        for state in loop.states:
-            run = _pad(mask, state.next.type.ndim)
-            state.next = pt.switch(run, state.next, state.tap(-1))
-        for carry in loop.carries:
-            if is_tensor(carry.value):
-                run = _pad(mask, carry.next.type.ndim)
-                carry.next = pt.switch(run, carry.next, carry.value)
+        for part in self.numbers():
+            run = _pad(mask, part.next.type.ndim)
+            part.next = pt.switch(run, part.next, part.tap(-1))
         cores = self.op.signature.split_body_outputs(self.op.body.outputs).outputs
         for output, core in zip(loop.outputs, cores, strict=True):
             zero = pt.zeros((), dtype=output.value.type.dtype)
@@ -294,18 +276,19 @@ class _Batcher:
         return result
 
     def finish(self) -> list[Variable]:
-        n_carries = self.op.signature.n_carries
+        n_carries = self.op.signature.n_carries  # others say who has stopped
         results = self.loop.apply()
         cores = self.op.signature.split_outputs(self.node.outputs)
-        histories = [
-            self.time_behind_batch(new) if _rank(core, new) else new
-            for core, new in zip(cores.histories, results.histories, strict=True)
+
+        def timed(cores: list[Variable], made: list[Variable]) -> list[Variable]:
+            pairs = zip(cores, made, strict=True)
+            return [self.time_behind_batch(new) if _rank(old, new) else new for old, new in pairs]
+
+        found = [
+            *timed(cores.histories, results.histories),
+            *results.carries[:n_carries],
+            *timed(cores.outputs, results.outputs),
         ]
-        outputs = [
-            self.time_behind_batch(new) if _rank(core, new) else new
-            for core, new in zip(cores.outputs, results.outputs, strict=True)
-        ]
-        found = [*histories, *results.carries[:n_carries], *outputs]
         return list(map(self.with_batch, self.node.outputs, found)) if self.batched_steps else found
 
     def with_batch(self, core: Variable, variable: Variable) -> Variable:
@@ -338,8 +321,3 @@ def vectorize_ran_steps(op: RanSteps, node: Apply, batched: Variable) -> list[Va
     counts = loop.op.signature.split_outputs(loop.outputs).carries[-1]
     steps = pt.arange(timed.shape[0] - op.depth)
     return [pt.lt(steps, pt.expand_dims(counts, -1))]
-
-
-def _fill_like(model: Variable, value: Variable) -> Variable:
-    """Return `value` with the batch dimensions of `model`."""
-    return pt.second(model, value) if value.type.ndim < model.type.ndim else value

@@ -93,6 +93,7 @@ class FlattenLongSums(LoopRewrite):
             flatten_long_sums(fgraph)
 
 
+CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 LONG = 200  # operations
 # These write each partial product of a chain as the product of all its factors, try each way to
 # multiply sums out, or look for sigmoids among all factors: quadratic and worse in a derivative.

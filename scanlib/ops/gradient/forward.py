@@ -9,7 +9,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.ops.graph import depends_on, is_numeric, is_tensor
-from scanlib.ops.loop import Loop, Output, Results, State
+from scanlib.ops.loop import Loop, Output, Results, State, past_rows
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
 
 
@@ -94,9 +94,8 @@ class ForwardValues:
 
     def tap(self, state: int, offset: int) -> Variable:
         """Return a state's tap; offset 0 is the next state."""
-        before = self._depth(state) + offset  # rows between the tap's row 0 and the end it is on
-        first, last = (-offset, before) if self.loop.reverse else (before, -offset)
-        return self.walk(self.results.histories[state][first or None : -last if last else None])
+        history, depth = self.results.histories[state], self._depth(state)
+        return self.walk(past_rows(history, depth, -offset, self.loop.reverse))
 
     def carry(self, i: int) -> Variable:
         """Return the value a stored carry had before each step."""

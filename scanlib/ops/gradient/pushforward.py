@@ -102,8 +102,7 @@ class _Forward:
                 self.pairs.append((whole.inner, inner))
 
     def state(self, state: State, tangent: Variable) -> State:
-        tap_type = next(iter(state.taps.values())).type
-        taps = {offset: tap_type() for offset in state.taps}
+        taps = {offset: state.type() for offset in state.taps}
         self.pairs.extend((state.taps[offset], taps[offset]) for offset in taps)
         return State(_start(tangent, state.initial), taps, state.next)
 
@@ -125,12 +124,11 @@ class _Forward:
     def step(self, states: list[State], carries: list[Carry], stacked: list[int]) -> list[Output]:
         """Set the next tangents of states and carries, and return those of the outputs."""
         values = [self.loop.outputs[i].value for i in stacked]
-        targets = [*(part.next for part in states), *(part.next for part in carries), *values]
+        recurrent: list[State | Carry] = [*states, *carries]
+        targets = [*(part.next for part in recurrent), *values]
         moved = iter(step_tangents(targets, self.pairs))
-        for state in states:
-            state.next = conform(next(moved), next(iter(state.taps.values())).type)
-        for carry in carries:
-            carry.next = conform(next(moved), carry.value.type)
+        for part in recurrent:
+            part.next = conform(next(moved), part.type)
         return [Output(conform(tangent, v.type)) for tangent, v in zip(moved, values, strict=True)]
 
 

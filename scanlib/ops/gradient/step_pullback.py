@@ -84,9 +84,9 @@ class StepPullback:
             states |= new_states
             carries |= new_carries
         for i in sorted(states):
-            self.state_cotangents[i] = next(iter(loop.states[i].taps.values())).type()
+            self.state_cotangents[i] = loop.states[i].type()
         for i in sorted(carries):
-            self.carry_cotangents[i] = loop.carries[i].value.type()
+            self.carry_cotangents[i] = loop.carries[i].type()
         for i in sorted(outputs):
             self.output_cotangents[i] = loop.outputs[i].value.type()
 
@@ -147,8 +147,8 @@ class StepPullback:
         """
         candidates: list[tuple[Variable, tuple[str, int]]] = []
         for i, state in enumerate(self.loop.states):
-            tap = next(iter(state.taps.values()))
-            if state.next.owner is not None and state.next.type == tap.type and not state.untraced:
+            is_whole = state.next.type == state.type and not state.untraced
+            if state.next.owner is not None and is_whole:
                 candidates.append((state.next, ("state", i)))
         for i, output in enumerate(self.loop.outputs):
             if output.value.owner is not None:

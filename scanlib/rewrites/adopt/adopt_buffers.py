@@ -41,7 +41,7 @@ from scanlib.lengths.forms import LengthForm, number
 from scanlib.lengths.numbers import constant_index
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.graph import conform
-from scanlib.ops.loop import Carry, Loop, Output, Sequence
+from scanlib.ops.loop import Carry, Loop, Output, Part, Sequence
 from scanlib.rewrites.simplify.last_rows import last_row_reads
 
 
@@ -408,7 +408,7 @@ def _sum(values: list[Variable]) -> Variable:
 def whole_buffer(
     window: BufferWindow,
     slid: Slid,
-    results: dict[int, Variable],
+    results: dict[Part, Variable],
     steps: LengthForm,
     rows: Lengths,
     reverse: bool,
@@ -419,10 +419,10 @@ def whole_buffer(
     those that never entered; most readers want one of these parts only.
     """
     depth = window.depth
-    left = results[id(slid.leaving)]
+    left = results[slid.leaving]
     parts = [left[::-1] if reverse else left]
     if depth:
-        kept = stack([results[id(carry)] for carry in slid.carries])
+        kept = stack([results[carry] for carry in slid.carries])
         if slid.behind:
             late = kept[slid.enters :] + _sum(slid.behind)
             kept = pt.join(0, kept[: slid.enters], late) if slid.enters else late

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar import basic as ps
 from pytensor.tensor.elemwise import Elemwise
@@ -29,21 +27,23 @@ from scanlib.ops.graph import Readers, is_tensor, readers_of, substitute
 from scanlib.ops.logaddexp import stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, State
 from scanlib.ops.shapes import output_row_shapes
-from scanlib.rewrites.pytensor_rewrites import run_query
-
-CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
+from scanlib.rewrites.edit import rewrite_body
+from scanlib.rewrites.pytensor_rewrites import CANONICAL, run_query
 
 
 def canonical_loop(node: Apply, simplified: bool = True) -> Loop:
     """Take apart a loop, which the simplify rewrites have seen unless it is said otherwise."""
     loop = Loop.from_node(node)
     if not (simplified and config.scanlib__simplify):
-        body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
-        run_query(CANONICAL, body)
-        loop.set_body_outputs(list(body.outputs))
+        canonicalize(loop)
     loop.substitute(stable_logs(loop.body_outputs()))
     additions_as_sums(loop)
     return loop
+
+
+def canonicalize(loop: Loop) -> None:
+    """Run PyTensor's canonicalization on a step."""
+    rewrite_body(loop, lambda body: run_query(CANONICAL, body))
 
 
 def added_up(part: State | Carry, readers: Readers) -> Variable | None:
@@ -247,6 +247,4 @@ def sizes_from_outside(loop: Loop) -> None:
         sizes.add_to(loop)
         read = set(ancestors(loop.body_outputs()))
         loop.non_sequences = [part for part in loop.non_sequences if part.inner in read]
-        body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
-        run_query(CANONICAL, body)  # what is left of shapes, such as their lengths
-        loop.set_body_outputs(list(body.outputs))
+        canonicalize(loop)  # what is left of shapes, such as their lengths

@@ -59,9 +59,8 @@ from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.connection import reached_by
 from scanlib.ops.errors import InitialRowsError
 from scanlib.ops.graph import depends_on, is_tensor, readers_of, substitute
-from scanlib.ops.loop import Carry, Loop, State
+from scanlib.ops.loop import Carry, Loop, Part, State
 from scanlib.rewrites.lower.canonical_loop import (
-    CANONICAL,
     BodySizes,
     added_up,
     canonical_loop,
@@ -71,7 +70,7 @@ from scanlib.rewrites.lower.canonical_loop import (
 from scanlib.rewrites.lower.lower_elementwise import is_elementwise
 from scanlib.rewrites.over_time.peel import NotPeelableError, OverTime, elementwise_region
 from scanlib.rewrites.over_time.split_cost import core
-from scanlib.rewrites.pytensor_rewrites import run_query
+from scanlib.rewrites.pytensor_rewrites import CANONICAL, run_query
 
 # Matrices up to this size are made for every step at no cost to speak of. (A filter of two states
 # and their covariance, six numbers, takes 1.3 to 2.9 times as long with matrices.)
@@ -284,7 +283,7 @@ def check_types(slots: Sequence[Slot]) -> None:
 # Carries that are read in a sum alone
 
 
-def shift_carries(loop: Loop) -> dict[int, Variable]:
+def shift_carries(loop: Loop) -> dict[Part, Variable]:
     """Let a loop of carries whose steps read some `c` only in ``u = c + g`` be one of the `u`.
 
     Cotangents are such carries: a step adds what its own result is owed to what later steps owe.
@@ -295,20 +294,20 @@ def shift_carries(loop: Loop) -> dict[int, Variable]:
     Returns
     -------
     dict
-        The `g` by the `id` of the carry; none where the loop was not changed.
+        The `g` of each carry; none where the loop was not changed.
     """
     _, recurrent = split_sums(loop)
     outputs = loop.body_outputs()
     values = {carry.value for carry in loop.carries}  # sums are no part of the recurrence
-    found = {}
+    found: dict[Part, Variable] = {}
     for carry in recurrent:
         shift = _added_to(carry.value, outputs)
         if shift is not None and values.isdisjoint(ancestors([shift])):
-            found[id(carry)] = shift
+            found[carry] = shift
     if not found:
         return {}
-    new = {part.value: part.value.type() for part in recurrent if id(part) in found}
-    changes = {p.value: new[p.value] - found[id(p)] for p in recurrent if id(p) in found}
+    new = {part.value: part.type() for part in recurrent if part in found}
+    changes = {p.value: new[p.value] - found[p] for p in recurrent if p in found}
     inputs = [new.get(inp, inp) for inp in loop.body_inputs()]
     made = [*substitute(outputs, changes), *found.values()]
     body = FunctionGraph(inputs, made, clone=False)
@@ -376,8 +375,8 @@ def slots_of(parts: Sequence[State | Carry]) -> list[Slot]:
     slots = []
     for part in parts:
         following = part.next
-        for tap in range(-1, -part.depth - 1, -1) if isinstance(part, State) else [-1]:
-            value = part.tap(tap) if isinstance(part, State) else part.value
+        for tap in range(-1, -part.depth - 1, -1):
+            value = part.tap(tap)
             slots.append(Slot(part, tap, value, following))
             following = value
     return slots
@@ -436,7 +435,7 @@ class _Search:
         self,
         node: Apply,
         loop: Loop,
-        shifts: dict[int, Variable],
+        shifts: dict[Part, Variable],
         at_any_cost: bool = False,
     ) -> None:
         self.node, self.loop, self.at_any_cost = node, loop, at_any_cost
@@ -477,7 +476,7 @@ class _Search:
             return None
         if not self.at_any_cost:
             check_step_matrices(self.loop, steps, found.matrix)
-        return Roles([slot], found, self.sums, self.shift_of.get(id(slot.part)))
+        return Roles([slot], found, self.sums, self.shift_of.get(slot.part))
 
     def joined(self) -> Roles:
         loop = self.loop
@@ -508,7 +507,7 @@ class _Search:
             mask = self.mask(batch)
         offset = self.together([self.forms.offset(slot.next) for slot in self.slots], batch)
         shapes = [tuple(self.sizes(slot.value))[batch:] for slot in self.slots]
-        shift = self.together([self.shift_of.get(id(slot.part)) for slot in self.slots], batch)
+        shift = self.together([self.shift_of.get(slot.part) for slot in self.slots], batch)
         recurrence = MatrixRecurrence("real", batch, matrix.mT, offset)
         pieces = Pieces(sizes, shapes, batch)
         return Roles(self.slots, recurrence, self.sums, shift, mask, pieces)

@@ -35,10 +35,9 @@ from scanlib.analysis.scalar_body import (
 )
 from scanlib.ops.graph import is_linear_algebra, row_type
 from scanlib.ops.logaddexp import stable_logs
-from scanlib.ops.loop import Carry, Loop, NonSequence, Results, Sequence
+from scanlib.ops.loop import Carry, Loop, NonSequence, Sequence
 from scanlib.ops.loop_rewrite import LoopRewrite, LowersLoops
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
 from scanlib.rewrites.simplify.last_rows import is_loop, tap_of_view
 from scanlib.rewrites.simplify.simplify import replace
@@ -59,18 +58,15 @@ class LowerElementwiseLoops(LowersLoops):
         if not config.scanlib__lower:
             return False
         try:
-            loop = absorb_producers(fgraph, node)
-            parts = [*loop.states, *loop.carries, *loop.outputs]
-            new = lower_elementwise(loop)
+            new = lower_elementwise(absorb_producers(fgraph, node))
         except NotElementwiseError:
             return False
-        pairs = zip(parts, node.outputs, strict=True)
-        replace(fgraph, {old: new[id(part)] for part, old in pairs}, "scanlib_elementwise")
+        replace(fgraph, dict(zip(node.outputs, new.outputs, strict=True)), "scanlib_elementwise")
         return True
 
 
-def lower_elementwise(loop: Loop) -> dict[int, Variable]:
-    """Return the results of a loop, which is edited on the way, by the `id` of their part.
+def lower_elementwise(loop: Loop) -> Apply:
+    """Return the lowered node of a loop, whose inputs and body are edited on the way.
 
     Raises
     ------
@@ -80,13 +76,9 @@ def lower_elementwise(loop: Loop) -> dict[int, Variable]:
     specialize_elementwise(loop)
     scalar = scalar_loop(loop)
     analysis = analyse(scalar)
-    made = loop.apply()
-    op = ElemwiseScan(
-        made.node.op, scalar.freeze(), scalar.layout, analysis.recurrences, analysis.notes
-    )
-    node = op.make_node(*made.node.inputs)
-    parts = op.signature.split_outputs(node.outputs)
-    return results_by_part(loop, Results(parts.histories, parts.carries, parts.outputs, node))
+    made = loop.apply().node
+    op = ElemwiseScan(made.op, scalar.freeze(), scalar.layout, analysis.recurrences, analysis.notes)
+    return op.make_node(*made.inputs)
 
 
 def specialize_elementwise(loop: Loop) -> None:
@@ -301,7 +293,7 @@ def _loops_below(total: Apply) -> set[Apply]:
 def _fuse(fgraph: FunctionGraph, node: Apply, totals: list[Apply]) -> dict[Variable, Variable]:
     """Return what replaces the loop's results and those of the sums that it can compute."""
     loop = Loop.from_node(node)
-    parts = [*loop.states, *loop.carries, *loop.outputs]
+    parts = loop.parts
     known = _results(loop, node)
     carries: dict[Variable, Carry] = {}
     for total in totals:
@@ -323,10 +315,10 @@ def _fuse(fgraph: FunctionGraph, node: Apply, totals: list[Apply]) -> dict[Varia
         carries[total.outputs[0]] = carry
     if not carries:
         return {}
-    new = results_by_part(loop, loop.apply())
-    replacements = {old: new[id(part)] for part, old in zip(parts, node.outputs, strict=True)}
+    new = loop.results()
+    replacements = {old: new[part] for part, old in zip(parts, node.outputs, strict=True)}
     for out, carry in carries.items():
-        replacements[out] = pt.cast(new[id(carry)], out.type.dtype)
+        replacements[out] = pt.cast(new[carry], out.type.dtype)
     return replacements
 
 

@@ -46,7 +46,7 @@ from pytensor.tensor.type import TensorType
 from scanlib.analysis.independent_axes import independent_axes
 from scanlib.ops.gradient.pushforward import step_tangents
 from scanlib.ops.graph import conform, row_type, substitute
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State, past_rows
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.lowered.newton_scan import MEMBERS, Newton, NewtonScan
@@ -63,7 +63,7 @@ Coupling = tuple[int, int, int]
 def at_all_steps(loop: Loop, histories: Sequence[Variable], name: str) -> Loop:
     """Return a loop whose steps read what those of another read where states have known values."""
     taps = [
-        SequencePart(history[state.depth + offset : offset], tap)
+        SequencePart(past_rows(history, state.depth, -offset, loop.reverse), tap)
         for state, history in zip(loop.states, histories, strict=True)
         for offset, tap in state.taps.items()
     ]
@@ -131,13 +131,13 @@ class Linearization:
             steps.non_sequences.append(NonSequence(kept, share))
         moved: dict[tuple[int, int], Variable] = {}
         for source, state in enumerate(states):
-            kind, order = _like(state), self.members_first(_like(state).ndim)
+            order = self.members_first(state.type.ndim)
             initial = pt.zeros_like(state.initial).dimshuffle(0, *(axis + 1 for axis in order))
             taps = {offset: row_type(initial)() for offset in state.taps}
             steps.states.append(State(initial, taps, taps[max(taps)]))
             for offset, tap in taps.items():
-                own = tap.dimshuffle(*map(order.index, range(kind.ndim)))
-                own = own if share is None else own * self.over_row(share, kind.ndim)
+                own = tap.dimshuffle(*map(order.index, range(state.type.ndim)))
+                own = own if share is None else own * self.over_row(share, state.type.ndim)
                 moved[source, offset] = own
         nexts, given = [state.next for state in states], _rows(self.loop, histories)
         if self.diagonals is None:
@@ -205,18 +205,13 @@ def linearize(loop: Loop, jacobian: str) -> Linearization:
             for offset, tap in state.taps.items():
                 for to, other in enumerate(states):
                     if jacobian == "block":
-                        counts = _like(other).shape == _like(state).shape
+                        counts = other.type.shape == state.type.shape
                     else:
                         counts = (to, offset) == (source, -1)
                     value = _diagonal(result, other.next, tap) if counts else None
                     if value is not None:
-                        result.diagonals[to, source, offset] = conform(value, _like(other))
+                        result.diagonals[to, source, offset] = conform(value, other.type)
     return result
-
-
-def _like(state: State) -> TensorType:
-    """Return the type of a state's rows."""
-    return next(iter(state.taps.values())).type
 
 
 def _have_equal_sizes(
@@ -369,7 +364,7 @@ class SolveByNewton(LoopRewrite):
 def solution(node: Apply) -> list[Variable]:
     """Return what takes the place of the results of a loop that is solved by Newton's method."""
     op: NewtonScan = node.op
-    loop = Loop.from_op(op.scan, node.inputs)
+    loop = Loop.from_node(node)
     kinds = [history.type for history in op.results(node.outputs).histories]
     solved = _iterations(op, loop)
     histories = [conform(rows, kind) for rows, kind in zip(solved.histories, kinds, strict=True)]

@@ -56,12 +56,11 @@ from scanlib.ops.execution import LoopOp
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.graph import conform, row_type, substitute
 from scanlib.ops.linker_features import CompilesStepProducts
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.row_ops.checked_rows import checked_places
 from scanlib.ops.row_ops.step_products import StepProducts
-from scanlib.rewrites.edit import past_values
 from scanlib.rewrites.over_time.split_cost import (
     BOUND,
     HEAVY,
@@ -254,7 +253,7 @@ class OverTime:
         self,
         loop: Loop,
         read: Sequence[bool],
-        known: Mapping[int, Variable | None],
+        known: Mapping[Part, Variable | None],
         sums: Iterable[tuple[State | Carry, Variable]],
     ) -> list[Variable | None]:
         """Return those results of a loop that are read, None for the others.
@@ -264,25 +263,23 @@ class OverTime:
         loop : Loop
         read : sequence of bool
         known : mapping
-            The results of parts that a loop computes, by the `id` of the part.
+            The results of parts that a loop computes.
         sums : iterable of (State or Carry, Variable)
             The parts that are sums over time, with what a step adds.
         """
-        added = {id(part): value for part, value in sums}
+        added = dict(sums)
         found: list[Variable | None] = []
-        every: list[State | Carry | Output] = [*loop.states, *loop.carries, *loop.outputs]
-        for part, is_read in zip(every, read, strict=True):
+        for part, is_read in zip(loop.parts, read, strict=True):
             if not is_read:
                 found.append(None)
-            elif id(part) in known:
-                found.append(known[id(part)])
+            elif part in known:
+                found.append(known[part])
             elif isinstance(part, Output):
                 found.append(self.rows(part.value))
             else:
-                total = self.total(added[id(part)])
                 is_state = isinstance(part, State)
-                first, past = (part.initial[0] if is_state else part.initial), past_values(part)
-                last = conform(first + total, past[0].type)
+                first = part.initial[0] if is_state else part.initial
+                last = conform(first + self.total(added[part]), part.type)
                 found.append(last[None] if is_state else last)
         return found
 

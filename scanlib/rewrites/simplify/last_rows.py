@@ -143,7 +143,7 @@ def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
     for state in loop.states:
         if state.untraced or not edit.is_read(state):
             continue
-        reads, only = last_row_reads(edit.fgraph, edit.result(state), state.depth)
+        reads, only = last_row_reads(edit.fgraph, edit.old[state], state.depth)
         if not only or not reads:
             continue
         # A branch that is not taken reads no row: the loop must not miss it. See `check_last_rows`.
@@ -162,7 +162,7 @@ def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
     edit.changed = True
     replacements = edit.replacements()
     for state, reads in pending:
-        kept = replacements.pop(edit.result(state))
+        kept = replacements.pop(edit.old[state])
         for read in reads:
             replacements[read.old] = read.of(kept)
     return replacements
@@ -172,7 +172,7 @@ def _deepen(state: State, depth: int) -> None:
     """Make a state keep `depth` rows; the initial rows added are never read."""
     missing = depth - state.depth
     filler = pt.zeros((missing, *state.initial.shape[1:]), dtype=state.initial.type.dtype)
-    state.taps[-depth] = next(iter(state.taps.values())).type()
+    state.taps[-depth] = state.type()
     state.initial = pt.concatenate([filler, state.initial])
 
 
