@@ -28,7 +28,7 @@ from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
 from scanlib.ops.scan import Scan
-from scanlib.ops.shapes import body_input_shapes, output_row_shapes
+from scanlib.ops.shapes import stacked_row_shapes
 
 
 @vectorize_rule.register(Scan)
@@ -76,16 +76,17 @@ class _Batcher:
 
     def __post_init__(self) -> None:
         self.loop = Loop.from_node(self.node)
-        self.rank = max(
-            (_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)),
-            default=0,
-        )
+        self.rank = max(self.ranks(), default=0)
         self._agree_on_steps()
         self._equalize()
 
+    def ranks(self) -> list[int]:
+        """Return how many batch dimensions each input has."""
+        return [_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)]
+
     def _agree_on_steps(self) -> None:
         """Give all loops of the batch one number of steps, and slices of one length."""
-        ranks = [_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)]
+        ranks = self.ranks()
         if self.op.signature.has_n_steps:
             steps = common(self.given[0], ranks[0])
             if steps is None:
@@ -100,7 +101,7 @@ class _Batcher:
 
     def _equalize(self) -> None:
         """Give all batched inputs the whole batch shape."""
-        ranks = [_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)]
+        ranks = self.ranks()
         batched = {i: rank for i, rank in enumerate(ranks) if rank}
         shapes = {tuple(self.given[i].type.shape[:rank]) for i, rank in batched.items()}
         is_uneven = len(shapes) > 1 and any(1 in shape for shape in shapes)
@@ -249,21 +250,13 @@ class _Batcher:
 
     def output_rows(self) -> list[list[Variable]]:
         """Return the row shapes of the outputs of one loop of the batch."""
-        signature = self.op.signature
-        ranks = [_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)]
+        ranks = self.ranks()
         shapes = [
             list(new.shape)[rank:] if is_tensor(new) else None
             for new, rank in zip(self.given, ranks, strict=True)
         ]
-        values: list[Variable | None] = [None] * (
-            len(self.op.body.inputs) - signature.n_non_sequences
-        )
         shared = [None if rank else new for new, rank in zip(self.given, ranks, strict=True)]
-        values += signature.split_inputs(shared).non_sequences
-        outputs = signature.split_body_outputs(self.op.body.outputs).outputs
-        rows = output_row_shapes(
-            self.op.body.inputs, outputs, body_input_shapes(signature, shapes), values
-        )
+        rows = stacked_row_shapes(self.op.signature, self.op.body, shared, shapes)
         result: list[list[Variable]] = []
         for i, row in enumerate(rows):
             known = [size for size in row if size is not None]

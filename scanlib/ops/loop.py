@@ -8,7 +8,7 @@ and makes the `Scan` node. Nobody slices flat lists by hand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -270,6 +270,14 @@ class Loop:
         for output, value in zip(self.outputs, parts.outputs, strict=True):
             output.value = value
         self.stop = parts.stop
+
+    def rows_of_taps(self, histories: Iterable[Variable]) -> list[Sequence]:
+        """Return what steps read of the states as sequences, where their histories are known."""
+        return [
+            Sequence(past_rows(history, state.depth, -offset, self.reverse), tap)
+            for state, history in zip(self.states, histories, strict=True)
+            for offset, tap in state.taps.items()
+        ]
 
     def substitute(self, replacements: Mapping[Variable, Variable]) -> None:
         """Replace variables inside the body."""

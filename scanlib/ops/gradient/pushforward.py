@@ -15,7 +15,6 @@ from pytensor.tensor.random.type import RandomType
 from scanlib.ops.connection import connection_pattern
 from scanlib.ops.derivatives import Variables
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.gradient.forward import ForwardValues
 from scanlib.ops.gradient.step_pullback import (
     as_dtype,
     cotangent_type,
@@ -42,22 +41,22 @@ def pushforward_at(
 ) -> list[Variable]:
     """Return the tangents of a loop's outputs, reading the values of its states in `results`."""
     loop = Loop.from_op(op, list(inputs))
-    return _Forward(op, loop, list(tangents), values=ForwardValues(loop, results)).tangents()
+    return _Forward(op, loop, list(tangents), known=results.histories).tangents()
 
 
 @dataclass
 class _Forward:
     """The loop over pairs, while it is put together.
 
-    `pairs` holds each body variable with the one that carries its tangent. With `values`, where
-    the states' values are found, the loop is one over tangents alone.
+    `pairs` holds each body variable with the one that carries its tangent. With `known`, the
+    histories of the states, the loop is one over tangents alone.
     """
 
     op: Scan
     loop: Loop
     given: list[Variable]
     pairs: list[tuple[Variable, Variable]] = field(default_factory=list)
-    values: ForwardValues | None = None
+    known: list[Variable] | None = None
 
     def tangents(self) -> list[Variable]:
         live_states, live_carries = _live_tangents(self.op, self.given)
@@ -68,8 +67,9 @@ class _Forward:
         carries = [self.carry(loop.carries[i], given.carries[i]) for i in live_carries]
         stacked = [i for i, out in enumerate(loop.outputs) if is_differentiable(out.value)]
         outputs = self.step(states, carries, stacked)
-        if self.values is not None:
-            self.read_states(self.values)
+        if self.known is not None:
+            loop.sequences += loop.rows_of_taps(self.known)
+            loop.states = []
         n_states, n_carries, n_outputs = len(loop.states), len(loop.carries), len(loop.outputs)
         loop.states += states
         loop.carries += carries
@@ -110,16 +110,6 @@ class _Forward:
         value = carry.value.type()
         self.pairs.append((carry.value, value))
         return Carry(conform(_start(tangent, carry.initial), value.type), value, carry.next)
-
-    def read_states(self, values: ForwardValues) -> None:
-        """Have the steps read the values of states, and not compute them."""
-        loop = self.loop
-        loop.sequences += [
-            SequencePart(values.tap(i, offset), tap)
-            for i, state in enumerate(loop.states)
-            for offset, tap in state.taps.items()
-        ]
-        loop.states = []
 
     def step(self, states: list[State], carries: list[Carry], stacked: list[int]) -> list[Output]:
         """Set the next tangents of states and carries, and return those of the outputs."""

@@ -35,11 +35,11 @@ from scanlib.analysis.scalar_body import (
 )
 from scanlib.ops.graph import is_linear_algebra, row_type
 from scanlib.ops.logaddexp import stable_logs
-from scanlib.ops.loop import Carry, Loop, NonSequence, Sequence
+from scanlib.ops.loop import Carry, Loop, NonSequence, Part, Sequence
 from scanlib.ops.loop_rewrite import LoopRewrite, LowersLoops
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
-from scanlib.rewrites.simplify.last_rows import is_loop, tap_of_view
+from scanlib.rewrites.simplify.last_rows import is_loop, value_of_rows
 from scanlib.rewrites.simplify.simplify import replace
 
 _SPECIALIZED = RewriteDatabaseQuery(
@@ -293,8 +293,7 @@ def _loops_below(total: Apply) -> set[Apply]:
 def _fuse(fgraph: FunctionGraph, node: Apply, totals: list[Apply]) -> dict[Variable, Variable]:
     """Return what replaces the loop's results and those of the sums that it can compute."""
     loop = Loop.from_node(node)
-    parts = loop.parts
-    known = _results(loop, node)
+    known = dict(zip(node.outputs, loop.parts, strict=True))
     carries: dict[Variable, Carry] = {}
     for total in totals:
         if total not in fgraph.apply_nodes:
@@ -316,22 +315,10 @@ def _fuse(fgraph: FunctionGraph, node: Apply, totals: list[Apply]) -> dict[Varia
     if not carries:
         return {}
     new = loop.results()
-    replacements = {old: new[part] for part, old in zip(parts, node.outputs, strict=True)}
+    replacements = {old: new[part] for old, part in known.items()}
     for out, carry in carries.items():
         replacements[out] = pt.cast(new[carry], out.type.dtype)
     return replacements
-
-
-def _results(loop: Loop, node: Apply) -> dict[Variable, tuple[Variable, int | None]]:
-    """Return the body's value whose rows each result holds, and the initial rows of histories."""
-    outputs = node.op.signature.split_outputs(node.outputs)
-    found: dict[Variable, tuple[Variable, int | None]] = {}
-    for part, out in zip(loop.outputs, outputs.outputs, strict=True):
-        found[out] = part.value, None
-    for state, history in zip(loop.states, outputs.histories, strict=True):
-        if not state.untraced:
-            found[history] = state.next, state.depth
-    return found
 
 
 @dataclass
@@ -340,13 +327,13 @@ class _Rows:
 
     fgraph: FunctionGraph
     loop: Loop
-    results: dict[Variable, tuple[Variable, int | None]]
+    results: dict[Variable, Part]
     non_sequences: list[NonSequence] = field(default_factory=list)
     reads_results: bool = False
 
     def of(self, variable: Variable, reader: Apply) -> Variable | None:
         """Return the row of a variable that only `reader` reads, None if it has none."""
-        known = self.result(variable)
+        known = value_of_rows(variable, self.results, self.loop.reverse)
         if known is not None:
             self.reads_results = True
             return known
@@ -364,16 +351,3 @@ class _Rows:
             return None
         value = producer.op(*rows)
         return value if value.type.dtype == variable.type.dtype else None
-
-    def result(self, variable: Variable) -> Variable | None:
-        """Return the body's value that a stacked output or a trace holds."""
-        value, depth = self.results.get(variable, (None, None))
-        if value is not None and depth is None:
-            return value
-        view = variable.owner
-        if view is None or not isinstance(view.op, Subtensor):
-            return None
-        value, depth = self.results.get(view.inputs[0], (None, None))
-        if depth is None or tap_of_view(view, depth, self.loop.reverse) != 0:
-            return None
-        return value

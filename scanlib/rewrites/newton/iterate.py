@@ -46,7 +46,7 @@ from pytensor.tensor.type import TensorType
 from scanlib.analysis.independent_axes import independent_axes
 from scanlib.ops.gradient.pushforward import step_tangents
 from scanlib.ops.graph import conform, row_type, substitute
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State, past_rows
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.lowered.newton_scan import MEMBERS, Newton, NewtonScan
@@ -62,14 +62,9 @@ Coupling = tuple[int, int, int]
 
 def at_all_steps(loop: Loop, histories: Sequence[Variable], name: str) -> Loop:
     """Return a loop whose steps read what those of another read where states have known values."""
-    taps = [
-        SequencePart(past_rows(history, state.depth, -offset, loop.reverse), tap)
-        for state, history in zip(loop.states, histories, strict=True)
-        for offset, tap in state.taps.items()
-    ]
     return Loop(
         n_steps=loop.n_steps,
-        sequences=[*loop.sequences, *taps],
+        sequences=[*loop.sequences, *loop.rows_of_taps(histories)],
         non_sequences=list(loop.non_sequences),
         name=f"{loop.name or 'loop'}_{name}",
     )

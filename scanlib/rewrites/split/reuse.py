@@ -51,7 +51,7 @@ from scanlib.rewrites.over_time.split_cost import (
     kind,
     of_differing_shapes,
 )
-from scanlib.rewrites.simplify.last_rows import is_loop, tap_of_view
+from scanlib.rewrites.simplify.last_rows import is_loop, value_of_rows
 from scanlib.rewrites.simplify.simplify import replace
 from scanlib.rewrites.split.split import keeps_loops_whole
 
@@ -160,32 +160,17 @@ def output_of(loop: Loop, value: Variable) -> Output:
 
 def same_rows(maker: Apply, source: Loop, target: Loop) -> dict[Variable, Variable]:
     """Return, for inputs of the reader's body, the values of the maker's body they equal."""
-    results = maker.op.signature.split_outputs(maker.outputs)
+    results = dict(zip(maker.outputs, source.parts, strict=True))
     known = {part.outer: part.row for part in source.sequences}
-    for output, rows in zip(source.outputs, results.outputs, strict=True):
-        known[rows] = output.value
     whole = {part.outer: part.inner for part in source.non_sequences}
     found = {p.inner: whole[p.outer] for p in target.non_sequences if p.outer in whole}
     for part in target.sequences:
-        if part.outer in known:
-            found[part.row] = known[part.outer]
-            continue
-        value = _tap_of(part.outer, results.histories, source)
+        value = known.get(part.outer)
+        if value is None:
+            value = value_of_rows(part.outer, results, source.reverse)
         if value is not None:
             found[part.row] = value
     return {inner: value for inner, value in found.items() if inner.type == value.type}
-
-
-def _tap_of(rows: Variable, histories: list[Variable], source: Loop) -> Variable | None:
-    """Return the tap, or next value, whose rows a view of a history holds."""
-    node = rows.owner
-    if node is None or node.inputs[0] not in histories:
-        return None
-    state = source.states[histories.index(node.inputs[0])]
-    offset = None if state.untraced else tap_of_view(node, state.depth, source.reverse)
-    if offset is None:
-        return None
-    return state.next if offset == 0 else state.taps.get(offset)
 
 
 # What is read instead of computed
