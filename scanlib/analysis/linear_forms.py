@@ -54,7 +54,7 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 
 from scanlib._compat import LOG_SUM_EXP, join_of, split_of
 from scanlib.lengths.numbers import constant_index, constant_integer
-from scanlib.ops.graph import depends_on
+from scanlib.ops.graph import applies, core_op, depends_on
 
 _LARGEST_CONSTANT = 4096  # items of an array that the graph holds rather than makes
 
@@ -389,7 +389,7 @@ def check_operations(
         own = [inp for inp in node.inputs[reads_shape(node) :] if inp in dependent]
         if not own:
             continue
-        op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+        op = core_op(node)
         if LOG_SUM_EXP is not None and isinstance(op, LOG_SUM_EXP):
             pass
         elif rule.dispatch(type(op)) is rule.dispatch(object):
@@ -892,14 +892,12 @@ def _reduction(node: Apply) -> tuple[str, Variable | None, int | None]:
         return "log", node.inputs[0], op.axis[0] if len(op.axis) == 1 else None
     if isinstance(op, Max | Min):
         semiring, terms = "max" if isinstance(op, Max) else "min", node.inputs[0]
-    elif isinstance(op, Elemwise) and isinstance(op.scalar_op, ps.Log):
+    elif applies(node, ps.Log):
         above = node.inputs[0].owner
         if above is None or not isinstance(above.op, TensorSum):
             return "log", None, None
         exponential = above.inputs[0].owner
-        if exponential is None or not isinstance(exponential.op, Elemwise):
-            return "log", None, None
-        if not isinstance(exponential.op.scalar_op, ps.Exp):
+        if not applies(exponential, ps.Exp):
             return "log", None, None
         semiring, node, terms = "log", above, exponential.inputs[0]
     else:

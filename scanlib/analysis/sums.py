@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 from pytensor.graph.basic import Variable
 from pytensor.scalar import basic as ps
-from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import SpecifyShape
 
-from scanlib.ops.graph import Readers, is_tensor
+from scanlib.ops.graph import Readers, applies, is_tensor
 from scanlib.ops.loop import Carry, State
 from scanlib.ops.recursion import taken_apart
 
@@ -35,13 +34,12 @@ def summands(part: State | Carry, readers: Readers) -> list[Variable] | None:
         node = readers[total][0] if len(readers[total]) == 1 else None
         if node is None or node.outputs[0].type.dtype != total.type.dtype:
             return None
-        op = node.op.scalar_op if isinstance(node.op, Elemwise) else node.op
         others = [inp for inp in node.inputs if inp is not total]
-        if isinstance(op, ps.Sub) and node.inputs[0] is total:
+        if applies(node, ps.Sub) and node.inputs[0] is total:
             added += [-inp for inp in others]
-        elif isinstance(op, ps.Add):
+        elif applies(node, ps.Add):
             added += others
-        elif not isinstance(op, SpecifyShape):
+        elif not isinstance(node.op, SpecifyShape):
             return None
         total = node.outputs[0]
     return added or None
@@ -54,7 +52,7 @@ def terms_of_sum(variable: Variable, dtype: str) -> list[Variable]:
         node = term.owner
         if node is None or not is_tensor(term) or term.type.dtype != dtype:
             return None
-        if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Add):
+        if applies(node, ps.Add):
             return node.inputs
         return node.inputs[:1] if isinstance(node.op, SpecifyShape) else None
 

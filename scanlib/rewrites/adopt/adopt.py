@@ -46,7 +46,7 @@ from scanlib.lengths.forms import LengthForm, Symbol, number
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, Sequence, State
-from scanlib.ops.loop_rewrite import LoopRewrite, RewriteFailure
+from scanlib.ops.loop_rewrite import LoopRewrite, RewriteFailure, record_in
 from scanlib.ops.row_ops.triangular import returns_other_shapes
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt.adopt_batches import adopt_batches, is_batch
@@ -491,11 +491,7 @@ class AdoptLoops(LoopRewrite):
             return
         if not _holds_legacy(fgraph):
             return
-        record = adoption_record(fgraph)
-        if record is None:
-            record = AdoptionRecord()
-            fgraph.attach_feature(record)
-        self.adopt_all(fgraph, record)
+        self.adopt_all(fgraph, record_in(fgraph, AdoptionRecord))
 
     def adopt_all(self, fgraph: FunctionGraph, record: AdoptionRecord) -> None:
         """Adopt the loops of a graph, in the order in which they are computed."""

@@ -14,14 +14,13 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar import basic as ps
-from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import IncSubtensor
 from pytensor.tensor.variable import TensorConstant
 
 from scanlib.analysis.linear_forms import NotAffineError, name_of
 from scanlib.analysis.sums import summands
-from scanlib.ops.graph import Readers, is_tensor, readers_of, substitute
+from scanlib.ops.graph import Readers, applies, is_tensor, readers_of, substitute
 from scanlib.ops.logaddexp import stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, State
 from scanlib.ops.shapes import output_row_shapes
@@ -92,8 +91,7 @@ def _additions(variable: Variable, value: Variable) -> tuple[Variable, list[Appl
 
 def reads_shape(node: Apply) -> bool:
     """Whether a node reads its first input for its shape alone."""
-    is_second = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Second)
-    return is_second or isinstance(node.op, Shape | Shape_i)
+    return applies(node, ps.Second) or isinstance(node.op, Shape | Shape_i)
 
 
 class BodySizes:

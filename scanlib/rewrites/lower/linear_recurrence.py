@@ -58,7 +58,7 @@ from scanlib.analysis.linear_forms import (
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.connection import reached_by
 from scanlib.ops.errors import InitialRowsError
-from scanlib.ops.graph import depends_on, is_tensor, readers_of, substitute
+from scanlib.ops.graph import applies, core_op, depends_on, is_tensor, readers_of, substitute
 from scanlib.ops.loop import Carry, Loop, Part, State
 from scanlib.rewrites.lower.canonical_loop import (
     BodySizes,
@@ -69,7 +69,6 @@ from scanlib.rewrites.lower.canonical_loop import (
 )
 from scanlib.rewrites.lower.lower_elementwise import is_elementwise
 from scanlib.rewrites.over_time.peel import NotPeelableError, OverTime, elementwise_region
-from scanlib.rewrites.over_time.split_cost import core
 from scanlib.rewrites.pytensor_rewrites import CANONICAL, run_query
 
 # Matrices up to this size are made for every step at no cost to speak of. (A filter of two states
@@ -165,7 +164,7 @@ def _is_made_of_products(matrix: Variable, rows: set[Variable]) -> bool:
     """Whether products or sums that differ from step to step make a matrix."""
     varying = depends_on([matrix], list(rows))
     for node in toposort([matrix]):
-        if node.outputs[0] in varying and isinstance(core(node), Dot | CAReduce | SolveBase):
+        if node.outputs[0] in varying and isinstance(core_op(node), Dot | CAReduce | SolveBase):
             return True
     return False
 
@@ -197,9 +196,9 @@ def _factors(node: Apply) -> list[Variable]:
 
     ``Σ_j A_ij h_j``, ``max_j (A_ij + h_j)`` and the like are products, written as broadcasts.
     """
-    if isinstance(core(node), Dot | SolveBase):
+    if isinstance(core_op(node), Dot | SolveBase):
         return node.inputs
-    above = node.inputs[0].owner if isinstance(core(node), CAReduce) else None
+    above = node.inputs[0].owner if isinstance(core_op(node), CAReduce) else None
     if above is None or not isinstance(above.op, Elemwise):
         return []
     return elementwise_region(above, ())[1]
@@ -325,7 +324,7 @@ def _added_to(value: Variable, outputs: list[Variable]) -> Variable | None:
     """Return what is added to a variable where it is read first, in its own layout."""
     own = range(value.type.ndim)
     for node in toposort(outputs):
-        if not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Add):
+        if not applies(node, ps.Add):
             continue
         for place, inp in enumerate(node.inputs):
             order: tuple[Any, ...] = tuple(own)

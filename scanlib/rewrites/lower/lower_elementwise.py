@@ -23,7 +23,6 @@ from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Add
 from pytensor.tensor.basic import Alloc
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import Subtensor
@@ -33,7 +32,7 @@ from scanlib.analysis.scalar_body import (
     NotElementwiseError,
     scalar_loop,
 )
-from scanlib.ops.graph import is_linear_algebra, row_type
+from scanlib.ops.graph import core_op, is_linear_algebra, row_type
 from scanlib.ops.logaddexp import stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, Part, Sequence
 from scanlib.ops.loop_rewrite import LoopRewrite, LowersLoops
@@ -108,7 +107,7 @@ def is_elementwise(loop: Loop) -> bool:
 
 
 def _stays(node: Apply) -> bool:
-    op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+    op = core_op(node)
     if isinstance(op, Dot):
         left, right = node.inputs
         return 1 not in (left.type.shape[-1], right.type.shape[-2:][0])

@@ -37,7 +37,6 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors, graph_inputs, toposort
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import SpecifyShape
@@ -45,7 +44,7 @@ from pytensor.tensor.type import TensorType
 
 from scanlib.analysis.independent_axes import independent_axes
 from scanlib.ops.gradient.pushforward import step_tangents
-from scanlib.ops.graph import conform, row_type, substitute
+from scanlib.ops.graph import conform, core_op, row_type, substitute
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.loop_rewrite import LoopRewrite
@@ -319,7 +318,7 @@ def _step(node: Apply, found: dict[Variable, _Moved], live: set[Variable]) -> _M
             part = found[each].scaled(node.op(*units))
             total = part if total is None else total.plus(part)
         return total
-    op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+    op = core_op(node)
     if isinstance(op, Dot) and len(node.inputs) == 2 and node.inputs[0] not in live:
         matrix, column = node.inputs
         before = found[column]

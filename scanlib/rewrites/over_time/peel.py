@@ -55,7 +55,7 @@ from scanlib._compat import (
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.graph import conform, row_type, substitute
+from scanlib.ops.graph import conform, core_op, row_type, substitute
 from scanlib.ops.linker_features import CompilesStepProducts
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, State
 from scanlib.ops.loop import Sequence as SequencePart
@@ -65,7 +65,6 @@ from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.rewrites.over_time.split_cost import (
     BOUND,
     HEAVY,
-    core,
     is_function,
     kind,
     multiplies_in_batches,
@@ -163,7 +162,7 @@ class OverTime:
     def _at_all_steps(self, node: Apply, inputs: list[Value]) -> list[Variable]:
         """Return what a node computes at all steps, given its inputs, of which some differ."""
         values, varies = [value for value, _ in inputs], [has_time for _, has_time in inputs]
-        op = core(node)
+        op = core_op(node)
         if isinstance(node.op, Dot) and [inp.type.ndim for inp in node.inputs] == [2, 2]:
             return [self._product(*inputs)]
         if isinstance(op, ScalarFromTensor):

@@ -11,7 +11,7 @@ from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import Subtensor
 
-from scanlib.ops.graph import depends_on, substitute
+from scanlib.ops.graph import applies, depends_on, substitute
 from scanlib.ops.loop import NonSequence
 from scanlib.ops.row_ops.triangular import true_shapes
 from scanlib.rewrites.edit import LoopEdit
@@ -96,7 +96,7 @@ def _worth_hoisting(variable: Variable) -> bool:
         return bool(variable.type.ndim > 0)  # what remains may be elementwise
     if isinstance(node.op, _NOT_WORTH_IT) or getattr(node.op, "view_map", None):
         return False
-    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Second):
+    if applies(node, ps.Second):
         return False
     if getattr(variable.type, "ndim", 0) > 0:
         return True

@@ -32,11 +32,11 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, toposort, walk
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib._compat import freeze_graph
 from scanlib.analysis.scalar_body import NotElementwiseError
-from scanlib.ops.graph import depends_on, is_tensor, merge_equal, substitute
+from scanlib.ops.graph import applies, depends_on, is_tensor, merge_equal, substitute
 from scanlib.ops.loop import Loop, Output, Sequence
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -308,8 +308,7 @@ def _choices(
 def _is_exact(value: Variable, known: set[Variable]) -> bool:
     """Whether a value depends on no rounding, if those that are `known` do not."""
     return all(
-        isinstance(node.op, DimShuffle)
-        or (isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, _EXACT))
+        isinstance(node.op, DimShuffle) or applies(node, _EXACT)
         for node in toposort([value], blockers=list(known))
     )
 

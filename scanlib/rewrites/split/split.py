@@ -37,7 +37,7 @@ from scanlib.ops.linker_features import (
     needs_known_lengths,
 )
 from scanlib.ops.loop import Loop, Output, Part, Sequence, State, past_rows
-from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.loop_rewrite import LoopRewrite, record_in
 from scanlib.ops.row_ops.checked_rows import CheckedValue
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import Detached, detach
@@ -56,15 +56,6 @@ class SplitRecord(Feature):
 
     def __init__(self) -> None:
         self.notes: list[tuple[str, str]] = []
-
-
-def record(fgraph: FunctionGraph, note: tuple[str, str]) -> None:
-    """Add a note to a graph."""
-    found = next(iter(features(fgraph, SplitRecord)), None)
-    if found is None:
-        found = SplitRecord()
-        fgraph.attach_feature(found)
-    found.notes.append(note)
 
 
 def notes_of(fgraph: FunctionGraph) -> list[tuple[str, str]]:
@@ -141,7 +132,7 @@ class SplitLoops(LoopRewrite):
         pairs = zip(node.outputs, new, strict=True)
         made = {old: value for old, value in pairs if value is not None}
         replace(fgraph, made, "scanlib_split")
-        record(fgraph, note)
+        record_in(fgraph, SplitRecord).notes.append(note)
         for part in [n for n in fgraph.apply_nodes if is_loop(n) and n not in before]:
             lower(fgraph, part)
 
