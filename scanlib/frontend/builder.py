@@ -199,7 +199,7 @@ class LoopBuilder:
                 continue
             changed = True
             grown = wanted.shape != tap_type.shape
-            sizes = sizes_of(trace.loop, state.next) if grown else [None] * wanted.ndim
+            sizes = sizes_in_step(trace.loop, state.next) if grown else [None] * wanted.ndim
             adapt_initial(output, wanted, sizes, title)
         return changed or (not weak_integers and self.adapt_states(trace, True))
 
@@ -313,7 +313,7 @@ def add_captured(loop: Loop, given: Sequence[Variable] = ()) -> list[Variable]:
     return captured
 
 
-def sizes_of(loop: Loop, value: Variable) -> list[Variable | None]:
+def sizes_in_step(loop: Loop, value: Variable) -> list[Variable | None]:
     """Return the sizes of a value of a step, from the sizes of what it reads."""
     sources = loop.sources()
     captured = captured_variables([value], list(sources))

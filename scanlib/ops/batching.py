@@ -24,7 +24,7 @@ from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib._compat import vectorize_rule
 from scanlib.lengths.batches import common, whole_batch
-from scanlib.ops.graph import is_tensor
+from scanlib.ops.graph import is_tensor, sizes_of, with_axes
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
 from scanlib.ops.scan import Scan
@@ -40,19 +40,6 @@ def vectorize_scan(op: Scan, node: Apply, *batched_inputs: Variable) -> list[Var
 def _rank(core: Variable, batched: Variable) -> int:
     """Return how many batch dimensions a variable has."""
     return batched.type.ndim - core.type.ndim if is_tensor(core) else 0
-
-
-def _sizes(variable: Variable, rank: int) -> list[Variable]:
-    """Return the batch shape of a variable, with constants where it is known."""
-    return [
-        variable.shape[axis] if size is None else pt.constant(size, dtype="int64")
-        for axis, size in enumerate(variable.type.shape[:rank])
-    ]
-
-
-def _pad(variable: Variable, ndim: int) -> Variable:
-    """Return a batch of scalars with axes of size one behind, to broadcast against rows."""
-    return pt.expand_dims(variable, tuple(range(variable.type.ndim, ndim)))
 
 
 def _batch_of(like: Variable, rank: int) -> Variable:
@@ -108,7 +95,7 @@ class _Batcher:
         if not is_uneven and len(set(map(len, shapes))) <= 1:
             self.shape = [s for i in [*batched][:1] for s in list(self.given[i].shape)[: self.rank]]
             return
-        sizes = [tuple(_sizes(self.given[i], rank)) for i, rank in batched.items()]
+        sizes = [tuple(sizes_of(self.given[i])[:rank]) for i, rank in batched.items()]
         self.shape = list(pt.broadcast_shape(*sizes, arrays_are_shapes=True))
         for i, rank in batched.items():
             rest = list(self.given[i].shape)[rank:]
@@ -188,7 +175,7 @@ class _Batcher:
         lead = int(isinstance(part, State))  # time
         if not _rank(part.initial, initial):
             sizes = list(initial.shape)
-            spread = pt.expand_dims(initial, tuple(range(lead, lead + self.rank)))
+            spread = with_axes(initial, lead, self.rank)
             initial = pt.broadcast_to(spread, [*sizes[:lead], *self.shape, *sizes[lead:]])
         elif lead:
             initial = self.time_first(initial)
@@ -215,14 +202,14 @@ class _Batcher:
         none = pt.zeros(self.shape, dtype="bool")
 
         def keep(old: Variable, new: Variable) -> Variable:
-            return pt.switch(_pad(before, new.type.ndim), old, new)
+            return pt.switch(with_axes(before, self.rank, new.type.ndim - self.rank), old, new)
 
         for part in self.numbers():
             part.next = keep(part.tap(-1), part.next)
         for output, row in zip(loop.outputs, self.output_rows(), strict=True):
             value = output.value
             if value.type.ndim < self.rank + len(row):
-                spread = pt.expand_dims(value, tuple(range(self.rank)))
+                spread = with_axes(value, 0, self.rank)
                 value = pt.broadcast_to(spread, [*before.shape, *list(value.shape)])
             initial = pt.zeros([*self.shape, *row], dtype=value.type.dtype)
             last = pt.TensorType(value.type.dtype, shape=(None,) * value.type.ndim)()
@@ -240,12 +227,12 @@ class _Batcher:
         """Have rows that do not run a step keep their values, and give zeros as outputs."""
         loop = self.loop
         for part in self.numbers():
-            run = _pad(mask, part.next.type.ndim)
+            run = with_axes(mask, self.rank, part.next.type.ndim - self.rank)
             part.next = pt.switch(run, part.next, part.tap(-1))
         cores = self.op.signature.split_body_outputs(self.op.body.outputs).outputs
         for output, core in zip(loop.outputs, cores, strict=True):
             zero = pt.zeros((), dtype=output.value.type.dtype)
-            run = _pad(mask, self.rank + core.type.ndim)
+            run = with_axes(mask, self.rank, core.type.ndim)
             output.value = pt.switch(run, output.value, zero)
 
     def output_rows(self) -> list[list[Variable]]:

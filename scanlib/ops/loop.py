@@ -107,6 +107,11 @@ class Output:
     value: Variable
     name: str | None = None
 
+    @property
+    def type(self) -> Any:
+        """The type of a row."""
+        return self.value.type
+
 
 Part = State | Carry | Output  # what has a result; a part is equal to itself alone
 

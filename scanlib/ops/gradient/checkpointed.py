@@ -257,7 +257,7 @@ def checkpointed_pullback(
     made = [
         finish(outer, value, _if_null(value), reaches)
         for outer, value, reaches in zip(
-            inputs, op.signature.join_inputs(total), reachable(op, given), strict=True
+            inputs, op.signature.join_inputs(total), reachable(op, cotangents), strict=True
         )
     ]
     return substitute(made, dict(zip(own, inputs, strict=True)))

@@ -8,6 +8,8 @@ its shape.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
@@ -48,9 +50,7 @@ def added_up(part: State | Carry, readers: Readers) -> Variable | None:
     terms = summands(part, readers)
     if terms is None:
         return None
-    added, *others = [pt.cast(term, part.type.dtype) for term in terms]
-    for term in others:
-        added = added + term
+    added = reduce(add, (pt.cast(term, part.type.dtype) for term in terms))
     return added if added.type.ndim == part.type.ndim else None
 
 
@@ -65,28 +65,22 @@ def split_sums(loop: Loop) -> tuple[list[tuple[Carry, Variable]], list[Carry]]:
 def additions_as_sums(loop: Loop) -> None:
     """Write accumulators ``c[z] += v`` as ``c + (0, but v at z)``, in place."""
     for carry in loop.carries:
-        if not is_tensor(carry.value):
-            continue
-        base, additions = _additions(carry.next, carry.value)
-        if base is not carry.value or not additions:
-            continue
-        whole = carry.value.type()
-        zeros = pt.zeros_like(whole)
-        parts = [node.op(zeros, *node.inputs[1:]) for node in additions]
-        loop.non_sequences.append(NonSequence(carry.initial, whole))
-        carry.next = pt.add(carry.value, *parts)
+        value, additions = carry.next, list[Apply]()
+        while _adds_to_part(value.owner):
+            additions.append(value.owner)
+            value = value.owner.inputs[0]
+        if additions and value is carry.value:
+            whole = carry.type()
+            zeros = pt.zeros_like(whole)
+            parts = [node.op(zeros, *node.inputs[1:]) for node in additions]
+            loop.non_sequences.append(NonSequence(carry.initial, whole))
+            carry.next = pt.add(value, *parts)
 
 
-def _additions(variable: Variable, value: Variable) -> tuple[Variable, list[Apply]]:
-    """Take apart what is added to parts of a value, one addition after the other."""
-    found: list[Apply] = []
-    while variable is not value:
-        node = variable.owner
-        if node is None or not isinstance(node.op, IncSubtensor) or node.op.set_instead_of_inc:
-            break
-        found.append(node)
-        variable = node.inputs[0]
-    return variable, found
+def _adds_to_part(node: Apply | None) -> bool:
+    if node is None or not isinstance(node.op, IncSubtensor):
+        return False
+    return not node.op.set_instead_of_inc
 
 
 def reads_shape(node: Apply) -> bool:

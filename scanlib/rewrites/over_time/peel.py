@@ -55,7 +55,7 @@ from scanlib._compat import (
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.graph import conform, core_op, row_type, substitute
+from scanlib.ops.graph import conform, core_op, row_type, substitute, with_axes
 from scanlib.ops.linker_features import CompilesStepProducts
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, State
 from scanlib.ops.loop import Sequence as SequencePart
@@ -214,7 +214,8 @@ class OverTime:
             index = (pt.arange(self.length), checked_places(places[0], arrays, axis=1))
         target = arrays[index]
         change = pt.set_subtensor if node.op.set_instead_of_inc else pt.inc_subtensor
-        return change(target, _like(self.rows(node.inputs[1]), target))
+        values = self.rows(node.inputs[1])
+        return change(target, with_axes(values, 1, target.type.ndim - values.type.ndim))
 
     def _places(self, node: Apply) -> tuple[list[Any], bool]:
         """Return the indices at which a node writes, and whether they differ from step to step."""
@@ -334,7 +335,8 @@ class OverTime:
         """Return an array to which a node adds at every step, with the addends of all steps."""
         array = self.value(node.inputs[0])[0]
         places = checked_places(self.value(node.inputs[2])[0], array)
-        values = _like(self.rows(node.inputs[1]), array)
+        values = self.rows(node.inputs[1])
+        values = with_axes(values, 1, array.type.ndim - values.type.ndim)
         # PyTensor takes a single row for one that is to be broadcast, and refuses it.
         missing = pt.eq(places.shape[0], 1).astype("int64")
         zeros = pt.zeros((missing, *tuple(values.shape)[1:]), dtype=values.type.dtype)
@@ -478,11 +480,6 @@ def elementwise_region(
                 seen.add(above)
                 pending.append(above)
     return region, list(ends)
-
-
-def _like(values: Variable, target: Variable) -> Variable:
-    missing = target.type.ndim - values.type.ndim
-    return pt.expand_dims(values, tuple(range(1, 1 + missing))) if missing else values
 
 
 class AllowStepProducts(LoopRewrite):
