@@ -224,18 +224,17 @@ class _Adoption:
 
     def add_inputs(self) -> None:
         op, inputs = self.op, self.node.inputs
+        read = set(ancestors(self.results))
+        self.unread: list[Sequence] = []
         for outer, row in zip(op.outer_seqs(inputs), op.inner_seqs(self.inner), strict=True):
-            self.loop.sequences.append(Sequence(outer, row, _name(self.rows.view(outer).base)))
+            part = Sequence(outer, row, _name(self.rows.view(outer).base))
+            if row in read:
+                part.outer = self.orient(outer)
+            (self.loop.sequences if row in read else self.unread).append(part)
         for outer, inner in zip(
             op.outer_non_seqs(inputs), op.inner_non_seqs(self.inner), strict=True
         ):
             self.loop.non_sequences.append(NonSequence(outer, inner, _name(outer)))
-        read = set(ancestors(self.results))
-        kept = [part for part in self.loop.sequences if part.row in read]
-        self.unread = [part for part in self.loop.sequences if part.row not in read]
-        for part in kept:
-            part.outer = self.orient(part.outer)
-            self.loop.sequences.append(part)
 
     def add_windows(self) -> None:
         op, info = self.op, self.info

@@ -603,8 +603,7 @@ def check_maps(loop: Loop, parts: Roles) -> None:
     recurrence = parts.recurrence
     states = {v: v for slot in parts.slots for v in (slot.value, slot.next)}
     varying = {sequence.row: sequence.outer for sequence in loop.sequences}
-    fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
-    known = OverTime(pt.constant(0), fixed, varying | states)
+    known = OverTime(loop, varying | states)
     needed = [recurrence.matrix, *(added for _, added in parts.sums)]
     needed += [output.value for output in loop.outputs]
     optional = (recurrence.offset, parts.shift, parts.mask)

@@ -109,9 +109,8 @@ class LinearLowering:
         self.loop = loop
         self.parts = parts
         self.read = read
-        self.over_time_fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
         self.sequence_values = sequences
-        self.over_time = OverTime(loop.length(), self.over_time_fixed, self.sequence_values)
+        self.over_time = OverTime(loop, sequences)
         pieces = parts.pieces
         self.pieces = pieces and pieces.changed(lambda size: self.over_time.value(size)[0])
         self.start = self.initial()
@@ -204,10 +203,10 @@ class LinearLowering:
         """Return the carries after the last step: one more step, if there was any."""
         row = slice(None, 1) if self.loop.reverse else slice(-1, None)
         here = OverTime(
-            pt.minimum(self.loop.length(), 1),
-            self.over_time_fixed,
+            self.loop,
             {inner: values[row] for inner, values in self.sequence_values.items()},
             self.over_time.step_products,
+            pt.minimum(self.loop.length(), 1),
         )
         for k, slot in enumerate(self.parts.slots):
             here.add(slot.value, self.of_slot(history[row], k))

@@ -30,6 +30,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add, and_
 
 import numpy as np
 import pytensor.tensor as pt
@@ -360,19 +362,19 @@ def solution(node: Apply) -> list[Variable]:
     op: NewtonScan = node.op
     loop = Loop.from_node(node)
     kinds = [history.type for history in op.results(node.outputs).histories]
-    solved = _iterations(op, loop)
-    histories = [conform(rows, kind) for rows, kind in zip(solved.histories, kinds, strict=True)]
-    failed = pt.invert(pt.all(solved.converged))
-    waiting = pt.switch(solved.converged, -1.0, solved.residual)
-    worst = pt.argmax(_flat(waiting, -1.0))
+    made, found = _iterations(op, loop)
+    histories = [conform(rows, kind) for rows, kind in zip(made, kinds, strict=True)]
+    residual, count = found["residual"], found["iterations"]
+    failed = pt.invert(pt.all(found["converged"]))
+    worst = pt.argmax(_flat(pt.switch(found["converged"], -1.0, residual), -1.0))
     if op.options.otherwise == "sequential":
         histories = _run_if(failed, loop, histories)
     else:
         check = CheckedConvergence(not_converged(op.scan.name, op.scan.labels.function))
-        numbers = [solved.count, _flat(solved.step, 0)[worst], _flat(solved.residual, 0.0)[worst]]
+        numbers = [count, _flat(found["its step"], 0)[worst], _flat(residual, 0.0)[worst]]
         histories = [check(rows, failed, *numbers) for rows in histories]
     outputs = along(loop, histories, [out.value for out in loop.outputs]) if loop.outputs else []
-    results = [*histories, *outputs, solved.count, pt.max(_flat(solved.residual, 0.0))]
+    results = [*histories, *outputs, count, pt.max(_flat(residual, 0.0))]
     return [conform(new, old.type) for new, old in zip(results, node.outputs, strict=True)]
 
 
@@ -427,19 +429,11 @@ class _Members:
         return pt.invert(self.converged.value | self.lost.value)
 
 
-@dataclass
-class _Solved:
-    """What the iterations end with."""
+def _iterations(op: NewtonScan, loop: Loop) -> tuple[list[Variable], dict[str, Variable]]:
+    """Return the histories that iterations end with, and what they say of members, by `MEMBERS`.
 
-    histories: list[Variable]
-    converged: Variable
-    residual: Variable
-    step: Variable
-    count: Variable
-
-
-def _iterations(op: NewtonScan, loop: Loop) -> _Solved:
-    """Return the results of the loop over iterations, which starts from the last initial rows."""
+    The loop over iterations starts from the last initial rows.
+    """
     inputs = loop.outer_inputs()
     outer = [v for v in dict.fromkeys(inputs) if not isinstance(v, Constant)]
     inner = {variable: variable.type(name=variable.name) for variable in outer}
@@ -476,8 +470,8 @@ def _iterations(op: NewtonScan, loop: Loop) -> _Solved:
     _iterate(linear, op.options, histories, members)
     result.stop = pt.all(members.converged.next | members.lost.next)
     carries = result.apply().carries
-    converged, _, _, residual, at_step, counted = carries[len(histories) :]
-    return _Solved(carries[: len(histories)], converged, residual, at_step, counted)
+    found = dict(zip(MEMBERS, carries[len(histories) :], strict=True))
+    return carries[: len(histories)], found
 
 
 def _iterate(
@@ -541,20 +535,20 @@ def _typed(number: float, like: Variable) -> Variable:
 
 def _all(linear: Linearization, conditions: Sequence[Variable]) -> Variable:
     """Return, for each member, whether conditions hold at all steps."""
-    result: Variable | None = None
-    for rows in conditions:
-        rest = [axis + 1 for axis in linear.rest(rows.type.ndim - 1)]
-        holds = pt.all(rows, axis=[0, *rest])
-        result = holds if result is None else result & holds
-    return result
+
+    def of_state(rows: Variable) -> Variable:
+        return pt.all(rows, axis=[0, *(axis + 1 for axis in linear.rest(rows.type.ndim - 1))])
+
+    return reduce(and_, map(of_state, conditions))
 
 
 def _norms(linear: Linearization, residuals: Sequence[Variable]) -> Variable:
     """Return the norm of the residuals at each step, for each member; infinity for NaN."""
-    squares: Variable | None = None
-    for rows in residuals:
+
+    def of_state(rows: Variable) -> Variable:
         rest = [axis + 1 for axis in linear.rest(rows.type.ndim - 1)]
         own = pt.cast(rows, "float64") ** 2
-        own = pt.sum(own, axis=rest) if rest else own
-        squares = own if squares is None else squares + own
+        return pt.sum(own, axis=rest) if rest else own
+
+    squares = reduce(add, map(of_state, residuals))
     return pt.switch(pt.isnan(squares), float("inf"), pt.sqrt(squares))

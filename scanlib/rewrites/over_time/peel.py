@@ -82,29 +82,28 @@ class OverTime:
 
     Parameters
     ----------
-    length : Variable
-        The number of steps.
-    fixed : mapping of Variable to Variable
-        Body variables that are the same at every step, and their values.
+    loop : Loop
+        Its non-sequences are the same at every step.
     varying : mapping of Variable to Variable
         Body variables that differ, and all their values, time first.
     step_products : bool
         Whether products of all steps are one `StepProducts`; see `CompilesStepProducts`.
+    length : Variable, optional
+        The number of steps, where it is another than the loop's.
     """
 
     def __init__(
         self,
-        length: Variable,
-        fixed: dict[Variable, Variable],
+        loop: Loop,
         varying: dict[Variable, Variable],
         step_products: bool = False,
+        length: Variable | None = None,
     ) -> None:
-        self.length = length
+        self.length = loop.length() if length is None else length
         self.step_products = step_products
-        self.fixed = dict(fixed)
+        self.fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
         self.varying = dict(varying)
-        self.given_fixed = set(fixed)
-        self.given = set(varying)
+        self.given = {*self.fixed, *varying}
 
     def add(self, variable: Variable, values: Variable) -> None:
         """Give the values of one more body variable."""
@@ -232,7 +231,7 @@ class OverTime:
         """
         if not config.scanlib__lower:
             return None
-        region, ends = elementwise_region(node, [*self.given_fixed, *self.given])
+        region, ends = elementwise_region(node, self.given)
         if not any(is_function(member) for member in region):
             return None
         rows: dict[Variable, Variable] = {}

@@ -256,9 +256,8 @@ class _Split:
 
     def __post_init__(self) -> None:
         self.loop = self.parts.loop
-        fixed = {whole.inner: whole.outer for whole in self.loop.non_sequences}
         rows = {part.row: part.outer for part in self.loop.sequences}
-        self.over_time = OverTime(self.loop.length(), fixed, rows, self.step_products)
+        self.over_time = OverTime(self.loop, rows, self.step_products)
 
     def values(self) -> list[Variable | None]:
         parts, loop = self.parts, self.loop
