@@ -32,7 +32,7 @@ def summands(part: State | Carry, readers: Readers) -> list[Variable] | None:
         return None
     while total is not part.next:
         node = readers[total][0] if len(readers[total]) == 1 else None
-        if node is None or node.outputs[0].type.dtype != total.type.dtype:
+        if node is None:
             return None
         others = [inp for inp in node.inputs if inp is not total]
         if applies(node, ps.Sub) and node.inputs[0] is total:
@@ -42,6 +42,8 @@ def summands(part: State | Carry, readers: Readers) -> list[Variable] | None:
         elif not isinstance(node.op, SpecifyShape):
             return None
         total = node.outputs[0]
+        if total.type.dtype != part.type.dtype:
+            return None
     return added or None
 
 
