@@ -31,7 +31,16 @@ from scanlib.frontend.step_function import (
 from scanlib.frontend.values import advice
 from scanlib.ops.graph import depends_on, index_text, is_tensor, row_type
 from scanlib.ops.logaddexp import stable_logs
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, State, past_rows
+from scanlib.ops.loop import (
+    Carry,
+    Loop,
+    NonSequence,
+    Output,
+    Part,
+    Results,
+    State,
+    past_rows,
+)
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.lowered.newton_scan import Newton
 from scanlib.ops.messages import loop_title
@@ -164,9 +173,9 @@ class LoopBuilder:
             result = self.call(arguments)
         for i, part in parts.items():
             part.next = result.outputs[i]
-            if isinstance(part, Carry) and not part.value.type.is_super(part.next.type):
+            if isinstance(part, Carry) and not part.type.is_super(part.next.type):
                 raise TypeError(
-                    f"{self.state_title(i)} starts as {type_text(part.value.type)}, the step "
+                    f"{self.state_title(i)} starts as {type_text(part.type)}, the step "
                     f"returns {type_text(part.next.type)}; return the next value of what it is "
                     "given"
                 )
@@ -186,11 +195,11 @@ class LoopBuilder:
             before = "starts as" if output.tap_type is None else "has become"
             where = f"{title} {before}"
             wanted = wanted_type(tap_type, state.next, where, output.weak_float, weak_integers)
-            if wanted == next(iter(state.taps.values())).type:
+            if wanted == state.type:
                 continue
             changed = True
             grown = wanted.shape != tap_type.shape
-            sizes = sizes_of(trace.loop, state.next) if grown else [None] * wanted.ndim
+            sizes = sizes_in_step(trace.loop, state.next) if grown else [None] * wanted.ndim
             adapt_initial(output, wanted, sizes, title)
         return changed or (not weak_integers and self.adapt_states(trace, True))
 
@@ -229,20 +238,20 @@ class LoopBuilder:
         loop.substitute(stable_logs(loop.body_outputs()))
         results = loop.apply() if newton is None else solve(loop, newton, self.title)
         results.node.tag.is_written = True  # by a user: the gradient of a loop draws the same again
-        histories = dict(zip(map(id, loop.states), results.histories, strict=True))
-        carries = dict(zip(map(id, loop.carries), results.carries, strict=True))
+        found: dict[Part, Variable] = dict(zip(loop.states, results.histories, strict=True))
+        found |= zip(loop.carries, results.carries, strict=True)
         outputs = iter(results.outputs)
         values = []
         for i, value in enumerate(result.outputs):
             part, lag = (parts[i], 0) if i in parts else past.get(value, (None, 0))
             if isinstance(part, State):
-                values.append(past_rows(histories[id(part)], part.depth, lag, loop.reverse))
+                values.append(past_rows(found[part], part.depth, lag, loop.reverse))
             else:
-                values.append(next(outputs) if part is None else carries[id(part)])
+                values.append(next(outputs) if part is None else found[part])
         for i, value in enumerate(values):
             name = self.name if len(values) == 1 or self.name is None else f"{self.name}.{i}"
             name_result(value, self.result_name(i, result) or name)
-        return Built(results, values, {v: carries[id(part)] for v, part in shared.items()})
+        return Built(results, values, {v: found[part] for v, part in shared.items()})
 
     def past_values(self, trace: Trace) -> dict[Variable, tuple[State, int]]:
         """Return the values of states that the step reads or returns, as state and lag.
@@ -251,8 +260,7 @@ class LoopBuilder:
         """
         found = {}
         for state in trace.loop.states:
-            row = next(iter(state.taps.values())).type
-            if state.next.type.dtype == row.dtype:
+            if state.next.type.dtype == state.type.dtype:
                 found[state.next] = (state, 0)
             found.update({value: (state, -tap) for tap, value in state.taps.items()})
         return found
@@ -305,7 +313,7 @@ def add_captured(loop: Loop, given: Sequence[Variable] = ()) -> list[Variable]:
     return captured
 
 
-def sizes_of(loop: Loop, value: Variable) -> list[Variable | None]:
+def sizes_in_step(loop: Loop, value: Variable) -> list[Variable | None]:
     """Return the sizes of a value of a step, from the sizes of what it reads."""
     sources = loop.sources()
     captured = captured_variables([value], list(sources))

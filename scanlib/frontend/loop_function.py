@@ -47,6 +47,7 @@ from scanlib.frontend.step_function import (
 from scanlib.frontend.trees import Tree, difference, flatten
 from scanlib.frontend.values import NUMBER, as_tensor, as_variable, brief, read_flag
 from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.graph import with_axes
 from scanlib.ops.messages import loop_title
 
 Carry = TypeVar("Carry")
@@ -241,7 +242,7 @@ class _Step:
             )
         added = tuple(dim for dim in theirs if dim not in mine)
         leaf.dims = (*added, *mine)
-        output.initial = pt.expand_dims(output.initial, tuple(range(1, len(added) + 1)))
+        output.initial = with_axes(output.initial, 1, len(added))
         if output.tap_type is not None:
             shape = ((1,) * len(added)) + output.tap_type.shape
             output.tap_type = TensorType(output.tap_type.dtype, shape)

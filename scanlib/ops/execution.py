@@ -101,6 +101,14 @@ class LoopOp:
         """Whether the number of steps is an input, the first one."""
         return self.signature.has_n_steps
 
+    def make_node(self, *inputs: Any) -> Apply:
+        """Apply a lowered Op as its loop would be; loops are differentiated and batched before."""
+        node = self.scan.make_node(*inputs)
+        return Apply(self, node.inputs, [out.type() for out in node.outputs])
+
+    def infer_shape(self, *arguments: Any) -> list[Any]:
+        return self.scan.infer_shape(*arguments)
+
     def steps_of(self, node: Apply) -> Steps:
         """Return what the loop says of lengths."""
         return self.signature.steps_of(node.inputs)

@@ -24,7 +24,7 @@ from scanlib.ops.errors import (
     StepShapeError,
 )
 from scanlib.ops.messages import Messages
-from scanlib.ops.shapes import body_input_shapes, output_row_shapes
+from scanlib.ops.shapes import stacked_row_shapes
 
 if TYPE_CHECKING:
     from scanlib.ops.scan import Scan
@@ -192,13 +192,8 @@ def row_shape_graph(op: Scan) -> FunctionGraph:
     It is used when no step runs. Sizes that only a step could tell are zero.
     """
     inputs = [type() for type in op.outer_input_types()]
-    shapes = body_input_shapes(
-        op.signature, [list(v.shape) if hasattr(v.type, "ndim") else None for v in inputs]
-    )
-    values = [None] * (len(op.body.inputs) - op.signature.n_non_sequences)
-    values += inputs[len(inputs) - op.signature.n_non_sequences :]
-    outputs = op.signature.split_body_outputs(op.body.outputs).outputs
-    rows = output_row_shapes(op.body.inputs, outputs, shapes, values)
+    shapes = [list(v.shape) if hasattr(v.type, "ndim") else None for v in inputs]
+    rows = stacked_row_shapes(op.signature, op.body, inputs, shapes)
     sizes = [pt.as_tensor_variable(0 if dim is None else dim) for row in rows for dim in row]
     return FunctionGraph(inputs, sizes, clone=False)
 
