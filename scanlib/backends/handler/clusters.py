@@ -1,9 +1,9 @@
 """Which nodes around the loops of a graph are computed together, by kernels.
 
 Nodes over arrays that have rules (`scanlib.kernels.arrays`) are gathered into *clusters*, each of
-which is one program (`scanlib.schedules.array_loops`). What depends on a loop that depends on
-such nodes belongs to a later cluster: with the stage of a node that has no kernel being that of the
-last cluster it needs, clusters and such nodes take turns.
+which is one program (`scanlib.schedules.array_loops`). What a loop needs cannot be in one cluster
+with what needs that loop: from the end of the graph, nodes that have no kernel and clusters take
+turns.
 
 Views, and numbers that lengths are computed with, are cheap: a cluster that needs them has its own,
 and so have the loops.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 
 import numpy as np
 from pytensor.compile.mode import optdb
@@ -84,55 +85,54 @@ class Plan:
     refused: set[Apply] = field(default_factory=set)
     early: dict[Apply, list[Variable]] = field(default_factory=dict)
 
-    def order(self) -> list[Cluster | Apply]:
-        """Return clusters and single nodes, each after what it needs."""
+    def order(self, with_numbers: bool = False) -> list[Cluster | Apply]:
+        """Return clusters and single nodes, each after what it needs.
+
+        Numbers that single nodes read are clusters as well `with_numbers`, as few as there can be.
+        """
         while True:
             try:
-                return list(self._order())
+                return list(self._backwards(with_numbers))[::-1]
             except _RefusedError as error:
                 self.refused |= error.nodes
 
-    def order_with_numbers(self) -> Iterator[Cluster | Apply]:
-        """Yield what `order` has, with numbers in programs as well, as few as there can be."""
-        items, waiting = self.order(), []
-        for item in items:
-            if isinstance(item, Apply):
-                if isinstance(item.op, Elemwise) and item in self.cheap:
-                    waiting.append(item)
-                    continue
-                if isinstance(item.op, SAME):
-                    yield item
-                    continue
-            if _reads(item, waiting) or (isinstance(item, Apply) and item.op.destroy_map):
-                yield from self._numbers(waiting)
-                waiting = []
-            yield item
-        yield from self._numbers(waiting)
+    def _backwards(self, with_numbers: bool) -> Iterator[Cluster | Apply]:
+        """Yield clusters and single nodes, the last one first.
 
-    def _numbers(self, nodes: list[Apply]) -> list[Cluster] | list[Apply]:
-        """Return one program of numbers; single nodes where there is none."""
-        try:
-            return [self._cluster(nodes, self.written)] if nodes else []
-        except _RefusedError:
-            return nodes
-
-    def _order(self) -> Iterator[Cluster | Apply]:
+        Single nodes, numbers and clusters take turns, each of which takes all that nothing else is
+        left to come after. So clusters are as few, and as late, as they can be: one then has to
+        keep few results for another. What else is cheap belongs to any turn.
+        """
         orderings = self.fgraph.orderings()
         for node, variables in self.early.items():
             owners = [variable.owner for variable in variables if variable.owner is not None]
             orderings[node] = [*orderings.get(node, ()), *owners]
         nodes = list(toposort_with_orderings(self.fgraph.outputs, orderings=orderings))
         self.cheap = self._cheap(nodes)
-        self.gathered = {
-            node for node in nodes if node not in self.cheap and self._may_be_gathered(node)
-        }
-        written = self.written = self._written(nodes)
-        stages = self._stages(nodes, orderings)
-        for stage in range(max(stages.values(), default=0) + 1):
-            own = [node for node in nodes if node in self.gathered and stages[node] == stage]
+        gathered = {n for n in nodes if n not in self.cheap and self._may_be_gathered(n)}
+        self.written = self._written(nodes, gathered)
+        numbers = {n for n in self.cheap & self.written if isinstance(n.op, Elemwise)}
+        alone = {n for n in nodes if n not in gathered and n not in self.cheap}
+        turns = cycle([alone, numbers, gathered] if with_numbers else [alone, gathered])
+        free = self.cheap - numbers if with_numbers else self.cheap
+        behind: dict[Apply, set[Apply]] = {node: set() for node in nodes}
+        for node in nodes:
+            for other in (*(inp.owner for inp in node.inputs), *orderings.get(node, ())):
+                if other is not None:
+                    behind[other].add(node)
+        left, done = nodes[::-1], set[Apply]()
+        while left:
+            turn, own = next(turns), []
+            for node in left:
+                if (node in turn or node in free) and behind[node] <= done:
+                    done.add(node)
+                    if node in turn and turn is not alone:
+                        own.append(node)
+                    elif node in self.written:
+                        yield node
             if own:
-                yield self._cluster(own, written)
-            yield from (n for n in nodes if n in written and stages[n] == stage)
+                yield self._cluster(own[::-1])
+            left = [node for node in left if node not in done]
 
     def _may_be_gathered(self, node: Apply) -> bool:
         if node in self.refused or not has_rule(node.op):
@@ -163,10 +163,10 @@ class Plan:
                 cheap.add(node)
         return cheap
 
-    def _written(self, nodes: Sequence[Apply]) -> set[Apply]:
+    def _written(self, nodes: Sequence[Apply], gathered: set[Apply]) -> set[Apply]:
         """Return the nodes that are written one by one: those that are not gathered, and what is
         cheap and needed by them or by the graph."""
-        written = {node for node in nodes if node not in self.gathered and node not in self.cheap}
+        written = {node for node in nodes if node not in gathered and node not in self.cheap}
         needed = {*self.fgraph.outputs, *(v for some in self.early.values() for v in some)}
         for node in reversed(nodes):
             if node in written or (node in self.cheap and needed & set(node.outputs)):
@@ -174,60 +174,14 @@ class Plan:
                 needed |= set(node.inputs)
         return written
 
-    def _stages(
-        self, nodes: Sequence[Apply], orderings: dict[Apply, list[Apply]]
-    ) -> dict[Apply, int]:
-        """Return the stage of each node: that of its cluster, or of the last cluster it needs."""
-        stages: dict[Apply, int] = {}
-        inside: dict[Apply, int] = {}  # the first cluster that can have what is cheap
-        for node in nodes:
-            before = {inp.owner for inp in node.inputs if inp.owner is not None}
-            before |= set(orderings.get(node, ()))
-            first, last = 0, 0
-            for other in before:
-                is_text = other not in self.gathered and other not in self.cheap
-                first = max(first, inside.get(other, stages[other] + is_text))
-                last = max(last, stages[other])
-            if node in self.cheap:
-                inside[node] = first
-            stages[node] = first if node in self.gathered else last
-        return self._delayed(nodes, stages, orderings)
-
-    def _delayed(
-        self, nodes: Sequence[Apply], stages: dict[Apply, int], orderings: dict
-    ) -> dict[Apply, int]:
-        """Return the stages with each node in the last cluster that it can be in.
-
-        There are fewer clusters then, and fewer results that one has to keep for another.
-        """
-        last = max((stages[node] for node in self.gathered), default=0)
-        waiting: dict[Apply, list[Apply]] = {}  # what must come after a node that it does not read
-        for node, before in orderings.items():
-            for other in before:
-                waiting.setdefault(other, []).append(node)
-        latest: dict[Apply, int] = {}
-        for node in reversed(nodes):
-            clients = [c for out in node.outputs for c, _ in self.fgraph.clients[out]]
-            limits = [last]
-            for client in (*clients, *waiting.get(node, ())):
-                if client in latest:
-                    limits.append(latest[client])
-            if node in self.gathered:
-                latest[node] = max(stages[node], min(limits))
-            elif node in self.cheap and node not in self.written:
-                latest[node] = min(limits)
-            else:
-                latest[node] = stages[node]
-        return {node: latest[node] if node in self.gathered else stages[node] for node in nodes}
-
-    def _cluster(self, nodes: list[Apply], written: set[Apply]) -> Cluster:
+    def _cluster(self, nodes: list[Apply]) -> Cluster:
         own = set(nodes)
         early = {variable for some in self.early.values() for variable in some}
         outputs = [
             out
             for node in nodes
             for out in node.outputs
-            if out in early or self._is_read_outside(out, own, written)
+            if out in early or self._is_read_outside(out, own)
         ]
         inputs: dict[Variable, None] = {}
         todo, seen = [inp for node in nodes for inp in node.inputs], set()
@@ -246,13 +200,13 @@ class Plan:
                 todo += owner.inputs
         return Cluster(list(inputs), outputs, *self._program(list(inputs), outputs, nodes))
 
-    def _is_read_outside(self, out: Variable, own: set[Apply], written: set[Apply]) -> bool:
+    def _is_read_outside(self, out: Variable, own: set[Apply]) -> bool:
         for client, _ in self.fgraph.clients[out]:
             if client in own:
                 continue
-            if client in self.cheap and client not in written:
+            if client in self.cheap and client not in self.written:
                 # Its readers count: those in other clusters.
-                if any(self._is_read_outside(o, own, written) for o in client.outputs):
+                if any(self._is_read_outside(o, own) for o in client.outputs):
                     return True
                 continue
             return True
@@ -275,18 +229,6 @@ class Plan:
         if not all(map(has_compiled_function, program.functions)):
             raise _RefusedError(set(nodes))
         return graph, program
-
-
-def _reads(item: Cluster | Apply, nodes: Sequence[Apply]) -> bool:
-    """Whether something reads what nodes compute."""
-    todo = [inp.owner for inp in item.inputs if inp.owner is not None]
-    while todo:
-        node = todo.pop()
-        if node in nodes:
-            return True
-        if isinstance(node.op, SAME):
-            todo += [inp.owner for inp in node.inputs if inp.owner is not None]
-    return False
 
 
 class _RefusedError(Exception):
@@ -316,8 +258,7 @@ class GatherAroundLoops(LoopRewrite):
 def gather(fgraph: FunctionGraph, with_numbers: bool = False) -> None:
     """Put one node in the place of each cluster of nodes, or of numbers as well."""
     new: dict[Variable, Variable] = {}
-    plan = Plan(fgraph)
-    for cluster in list(plan.order_with_numbers()) if with_numbers else plan.order():
+    for cluster in Plan(fgraph).order(with_numbers):
         if not isinstance(cluster, Cluster):
             continue
         op = KernelGraph(freeze_graph(cluster.body.inputs, cluster.body.outputs), cluster.program)
