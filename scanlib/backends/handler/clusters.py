@@ -20,11 +20,11 @@ from pytensor.compile.mode import optdb
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.traversal import ancestors, toposort_with_orderings
+from pytensor.graph.traversal import toposort_with_orderings
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import Mul, ScalarType
+from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
-from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import DenseTensorType
@@ -36,12 +36,9 @@ from scanlib.kernels.arrays.meanings import stands_for_others
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.execution import LoopOp
-from scanlib.ops.graph import depends_on
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.array_loops import graph_program, has_rule
-from scanlib.schedules.linear_steps import has_products
 
 VIEWS = (Subtensor, DimShuffle, SpecifyShape, CheckAndRaise)
 NUMBERS = (Elemwise, ScalarFromTensor, TensorFromScalar, CheckAndRaise)
@@ -239,9 +236,6 @@ class _RefusedError(Exception):
         self.nodes = nodes
 
 
-# In the place of nodes
-
-
 class GatherAroundLoops(LoopRewrite):
     """Put one node in the place of those around loops that one program can compute."""
 
@@ -269,106 +263,3 @@ def gather(fgraph: FunctionGraph, with_numbers: bool = False) -> None:
 
 
 optdb.register("scanlib_gather", GatherAroundLoops(), "fast_run", "cxx_only", position=48.6)
-
-
-# Products of states, which are computed with their recurrence
-
-
-_LAST, _MIDDLE = (0, 1, "x"), (0, "x", 1)
-
-
-@dataclass(frozen=True)
-class Products:
-    """The products of a recurrence's states and other rows, which are computed with them,
-
-        z_t[i, j] = h_t[i] x_t[j]        or        z_t[i, j] = x_t[i] h_t[j]
-
-    The gradient by a matrix for each step is such a product of the adjoint and the state. The
-    steps of small matrices wait for one another and leave the memory idle; the products, which are
-    as large as the matrices, are written meanwhile.
-
-    Attributes
-    ----------
-    product : Apply
-        The node.
-    other : Variable
-        Where the other rows are; it has to be computed before the recurrence.
-    outer : {"after", "before"}
-        The place of the states, see `scanlib.schedules.linear_steps.linear_program`.
-    """
-
-    product: Apply
-    other: Variable
-    outer: str
-
-
-def products_of(fgraph: FunctionGraph) -> dict[Apply, Products]:
-    """Return the recurrences of a graph that have such products."""
-    found: dict[Apply, Products] = {}
-    for node in fgraph.toposort():
-        if isinstance(node.op, LinearScan):
-            products = _products_of(fgraph, node, {p.other for p in found.values()})
-            if products is not None:
-                found[node] = products
-    return found
-
-
-def _products_of(fgraph: FunctionGraph, node: Apply, waited_for: set[Variable]) -> Products | None:
-    history = node.outputs[0]
-    # What others wait for must not wait itself.
-    if not has_products(node) or waited_for & depends_on([*waited_for], [history]):
-        return None
-    for shuffle, _ in fgraph.clients[history]:
-        if not _is_shuffle(shuffle):
-            continue
-        for product, _ in fgraph.clients[shuffle.outputs[0]]:
-            other = _other_rows(product, shuffle)
-            if other is None or _is_summed(fgraph, product.outputs[0]):
-                continue  # sums of products need no memory for these
-            above = {v.owner for v in ancestors([other]) if v.owner is not None}
-            # What is moved to an earlier place must not write where somebody has yet to read.
-            may_move = all(_writes_for(fgraph, other, above) for other in above)
-            if node in above or product.op.destroy_map or not may_move:
-                continue
-            return Products(product, other, "after" if shuffle.op.new_order == _LAST else "before")
-    return None
-
-
-def _writes_for(fgraph: FunctionGraph, node: Apply, readers: set[Apply]) -> bool:
-    """Whether a node writes over nothing but results that these nodes alone read, and no views."""
-    written = [node.inputs[k] for places in node.op.destroy_map.values() for k in places]
-    return all(
-        value.owner is not None
-        and not value.owner.op.view_map
-        and all(
-            client in readers and [place] not in client.op.view_map.values()
-            for client, place in fgraph.clients[value]
-        )
-        for value in written
-    )
-
-
-def _is_summed(fgraph: FunctionGraph, variable: Variable) -> bool:
-    clients = fgraph.clients[variable]
-    return len(clients) == 1 and isinstance(clients[0][0].op, CAReduce)
-
-
-def _is_shuffle(node: Apply) -> bool:
-    return isinstance(node.op, DimShuffle) and node.op.new_order in (_LAST, _MIDDLE)
-
-
-def _other_rows(product: Apply, shuffle: Apply) -> Variable | None:
-    """Return the rows that a node multiplies with shuffled states, None if it does not."""
-    if not isinstance(product.op, Elemwise) or not isinstance(product.op.scalar_op, Mul):
-        return None
-    factors = [v for v in product.inputs if v is not shuffle.outputs[0]]
-    if len(product.inputs) != 2 or len(factors) != 1:
-        return None
-    owner = factors[0].owner
-    if owner is None or not _is_shuffle(owner) or owner.op.new_order == shuffle.op.new_order:
-        return None
-    other, states = owner.inputs[0], shuffle.inputs[0]
-    same = other.type.dtype == states.type.dtype == product.outputs[0].type.dtype
-    if not same or 1 in (other.type.shape[0], states.type.shape[0]):
-        return None
-    return other

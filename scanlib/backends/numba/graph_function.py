@@ -31,10 +31,11 @@ from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS, thaw_graph
-from scanlib.backends.handler.clusters import SAME, Cluster, Plan, Products, products_of
+from scanlib.backends.handler.clusters import SAME, Cluster, Plan
 from scanlib.backends.handler.functions import performed
 from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.thunks import program_function
+from scanlib.backends.numba.state_products import Products, products_of
 from scanlib.kernels.program import LoopProgram
 from scanlib.ops.errors import SpecifiedShapeError
 from scanlib.ops.execution import LoopOp
