@@ -60,27 +60,25 @@ def funcify_loop(op: LoopOp, node: Apply, **kwargs: Any) -> Callable[..., Any]:
         if is_known and isinstance(op, LinearScan) and op.is_empty(inputs):
             return sliced(outer.initials[0])
         if has_code and is_known:
-            steps = count_steps(outer.n_steps, outer.sequences, loop.title).known
-            if steps is not None and (steps < 2**31 or not op.signature.has_stop):
-                return single(run_compiled(op, node, loop, kernels, inputs))
+            steps = count_steps(outer.n_steps, outer.sequences, loop.title)
+            most = steps.known
+            if most is not None and (most < 2**31 or not op.signature.has_stop):
+                loop.check(outer, steps)
+                return single(run_compiled(node, loop, kernels, inputs, most))
         return single(loop(*map(sliced, inputs)))
 
     return scan
 
 
 def run_compiled(
-    op: LoopOp,
     node: Apply,
     loop: JAXLoop,
     kernels: Callable[[], KernelLoop | LinearLoop | None],
     inputs: tuple[Any, ...],
+    most: int,
 ) -> list[Any]:
-    """Run a loop of a known number of steps, or of a greatest one, by compiled code or kernels."""
-    outer, stops = op.signature.split_inputs(inputs), op.signature.has_stop
-    number = count_steps(outer.n_steps, outer.sequences, loop.title)
-    loop.check(outer, number)
-    assert number.known is not None
-    most = number.known
+    """Run a loop of `most` steps, or of fewer if it may stop, by compiled code or kernels."""
+    op, stops = node.op, loop.signature.has_stop
     count, first = windows_of(op)
     values, places = windows(inputs, first, count)
     arrays = [array_of(*pair) for pair in zip(values, node.inputs, strict=True)]
