@@ -31,10 +31,11 @@ from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS, thaw_graph
-from scanlib.backends.handler.clusters import SAME, Cluster, Plan, Products, products_of
+from scanlib.backends.handler.clusters import SAME, Cluster, Plan
 from scanlib.backends.handler.functions import performed
 from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.thunks import program_function
+from scanlib.backends.numba.state_products import Products, products_of
 from scanlib.kernels.program import LoopProgram
 from scanlib.ops.errors import SpecifiedShapeError
 from scanlib.ops.execution import LoopOp
@@ -192,7 +193,7 @@ class GraphWriter:
         products = products_of(fgraph)
         fused = {found.product for found in products.values()}
         early = {node: [found.other] for node, found in products.items()}
-        for item in Plan(fgraph, set(fused), early).order_with_numbers():
+        for item in Plan(fgraph, set(fused), early).order(with_numbers=True):
             if isinstance(item, Cluster):
                 node = next(out.owner for out in item.outputs if out.owner is not None)
                 self._run(node, item.program, item.inputs, item.outputs)
