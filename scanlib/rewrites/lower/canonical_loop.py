@@ -127,8 +127,12 @@ def _additions(variable: Variable, value: Variable) -> tuple[Variable, list[Appl
 
 def reads_shape(node: Apply) -> bool:
     """Whether a node reads its first input for its shape alone."""
-    is_second = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Second)
-    return is_second or isinstance(node.op, Shape | Shape_i)
+    return is_filled(node) or isinstance(node.op, Shape | Shape_i)
+
+
+def is_filled(node: Apply) -> bool:
+    """Whether a node is its second input, in the shape that both inputs broadcast to."""
+    return isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Second)
 
 
 class BodySizes:
@@ -204,7 +208,7 @@ class BodySizes:
         roots = [*loop.body_outputs(), *others]
         found: dict[Variable, Variable] = {}
         nodes = [node for node in toposort(roots) if reads_shape(node)]
-        self.learn([node.inputs[0] for node in nodes])
+        self.learn([node.outputs[0] if is_filled(node) else node.inputs[0] for node in nodes])
         for node in nodes:
             out = node.outputs[0]
             try:
@@ -214,16 +218,15 @@ class BodySizes:
                 elif isinstance(node.op, Shape_i):
                     found[out] = self(node.inputs[0])[node.op.i]
                 else:
-                    found[out] = self.filled(
-                        substitute([node.inputs[1]], found)[0], node.inputs[0], out
-                    )
+                    found[out] = self.filled(substitute([node.inputs[1]], found)[0], out)
             except NotAffineError:
                 continue
         loop.substitute(found)
         return substitute(others, found)
 
-    def filled(self, value: Variable, like: Variable, out: Variable) -> Variable:
-        sizes = self(like)
+    def filled(self, value: Variable, out: Variable) -> Variable:
+        """Return a value in the shape of `out`, which is that of what it fills or a larger one."""
+        sizes = self(out)
         if isinstance(value, TensorConstant) or value.type.broadcastable != out.type.broadcastable:
             return pt.broadcast_to(value, tuple(sizes))
         return value
