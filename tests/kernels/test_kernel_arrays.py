@@ -12,7 +12,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 import scanlib
 from scanlib.backends.handler.functions import function_address, has_compiled_function
-from scanlib.kernels.arrays.meanings import inline
+from scanlib.kernels.arrays.decompositions import decompose
 from scanlib.kernels.python_driver import compiled_runner
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -371,7 +371,7 @@ def test_what_a_graph_in_a_node_is_given_is_computed_once():
     outputs = [exponential, *pair(exponential), *pair(2 * exponential)]
     graph = FunctionGraph([x], outputs, clone=True)
     before = sum(isinstance(node.op, Elemwise) for node in graph.apply_nodes)
-    inline(graph)
+    decompose(graph)
     assert sum(isinstance(node.op, Elemwise) for node in graph.apply_nodes) == before + 2 * 2
     value = np.array([0.5, -1.0])
     e = np.exp(value)

@@ -151,7 +151,9 @@ class BodySizes:
         roots = [*loop.body_outputs(), *others]
         found: dict[Variable, Variable] = {}
         nodes = [node for node in toposort(roots) if reads_shape(node)]
-        self.learn([node.inputs[0] for node in nodes])
+        # What is filled has the shape of both inputs, which may be larger than that of the first.
+        filled = [node.outputs[0] if applies(node, ps.Second) else node.inputs[0] for node in nodes]
+        self.learn(filled)
         for node in nodes:
             out = node.outputs[0]
             try:
@@ -161,16 +163,15 @@ class BodySizes:
                 elif isinstance(node.op, Shape_i):
                     found[out] = self(node.inputs[0])[node.op.i]
                 else:
-                    found[out] = self.filled(
-                        substitute([node.inputs[1]], found)[0], node.inputs[0], out
-                    )
+                    found[out] = self.filled(substitute([node.inputs[1]], found)[0], out)
             except NotAffineError:
                 continue
         loop.substitute(found)
         return substitute(others, found)
 
-    def filled(self, value: Variable, like: Variable, out: Variable) -> Variable:
-        sizes = self(like)
+    def filled(self, value: Variable, out: Variable) -> Variable:
+        """Return a value in the shape of `out`, which is that of what it fills or a larger one."""
+        sizes = self(out)
         if isinstance(value, TensorConstant) or value.type.broadcastable != out.type.broadcastable:
             return pt.broadcast_to(value, tuple(sizes))
         return value
