@@ -39,7 +39,6 @@ from scanlib.kernels.linalg.semiring_products import (
     VECTOR_BYTES,
     Combination,
     choose,
-    plainly,
     write_dots,
     write_multiple,
 )
@@ -327,8 +326,7 @@ class MatrixRun(TakesSteps[MatrixLoop]):
     def copy(self, target: Value, source: Matrix) -> Matrix:
         """Write the copy of a matrix to contiguous memory."""
         w, size = self.w, source.itemsize
-        with w.loop(0, source.rows) as i, w.loop(0, source.columns) as k:
-            j = plainly(w, k)
+        with w.loop(0, source.rows) as i, w.loop(0, source.columns) as j:
             w.store(target, (i * source.columns + j) * size, source.load(w, i, j))
         line = w.as_value(source.columns, INT64) * size
         return replace(source, pointer=target, row_stride=line, column_stride=size)
