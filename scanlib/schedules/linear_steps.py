@@ -33,13 +33,12 @@ from pytensor.tensor.type import TensorType
 from scanlib._compat import thaw_graph
 from scanlib.kernels.arrays.sizes import Check, Size, if_equal, minimum, product, quotient, total
 from scanlib.kernels.language import FLOATS, INT64, Kernel, Type, Value
-from scanlib.kernels.linalg.matrices import Matrix, known, sized
+from scanlib.kernels.linalg.matrices import Matrix, copy, known, packed, sized
 from scanlib.kernels.linalg.products import write_product
 from scanlib.kernels.linalg.semiring_products import (
     VECTOR_BYTES,
     Combination,
     choose,
-    plainly,
     write_dots,
     write_multiple,
 )
@@ -324,14 +323,9 @@ class MatrixRun(TakesSteps[MatrixLoop]):
         d, item = self.size, self.loop.itemsize
         return Matrix(pointer, self.loop.dtype, 1, d, d * item, item).turned
 
-    def copy(self, target: Value, source: Matrix) -> Matrix:
+    def copy(self, target: Value, source: Matrix) -> None:
         """Write the copy of a matrix to contiguous memory."""
-        w, size = self.w, source.itemsize
-        with w.loop(0, source.rows) as i, w.loop(0, source.columns) as k:
-            j = plainly(w, k)
-            w.store(target, (i * source.columns + j) * size, source.load(w, i, j))
-        line = w.as_value(source.columns, INT64) * size
-        return replace(source, pointer=target, row_stride=line, column_stride=size)
+        copy(self.w, source, packed(target, source.dtype, source.rows, source.columns))
 
     def in_rows(self, matrix: Matrix, space: str) -> Matrix:
         """Return a matrix whose rows are contiguous, copied to the workspace if need be."""

@@ -45,7 +45,6 @@ from scanlib.kernels.linalg.semiring_products import (
     SmallVectors,
     extreme_of,
     largest_lane,
-    plainly,
 )
 from scanlib.kernels.spans import any_lane
 from scanlib.schedules.polls import between_polls
@@ -249,8 +248,7 @@ class LogSteps:
         self.values, self.weights, self.sums, self.adds = buffers
         with run.over_batch(opens=run.loop.matrix_batched) as place:
             self.prepare_matrix(place)
-        with w.loop(0, self.length) as k:
-            i = plainly(w, k)
+        with w.loop(0, self.length) as i:
             neutral = w.select(i < run.size, w.constant(0.0, item), -inf)
             w.store(self.adds, i * item.itemsize, neutral)
             w.store(self.values, i * item.itemsize, w.constant(-inf, item))
@@ -278,13 +276,12 @@ class LogSteps:
             own = w.select(i < run.size, i, last)  # lanes past the end repeat the last number
             top = w.local(-inf, item)
             with w.loop(0, run.size) as k:
-                value, before = matrix.load(w, own, plainly(w, k)), w.copy(top)
+                value, before = matrix.load(w, own, k), w.copy(top)
                 w.assign(top, w.select((value > before) | value.differs(value), value, before))
             found = w.copy(top)
             found = w.select(abs(found) < inf, found, 0.0)
             w.store(largest, i * item.itemsize, found)
-            with w.loop(0, run.size) as k:
-                j = plainly(w, k)
+            with w.loop(0, run.size) as j:
                 value = matrix.load(w, own, j) - found
                 w.store(exponentials, (j * self.length + i) * item.itemsize, value)
         with w.loop(0, run.size * self.length, self.lanes) as i:
@@ -366,8 +363,7 @@ class LogSteps:
             w.assign(wrong, w.select(self.is_irregular(sums), 1.0, w.copy(wrong)))
             with w.when(c < whole):
                 w.store(new, at, value)
-        with w.loop(whole, run.size) as k:
-            i = plainly(w, k)
+        with w.loop(whole, run.size) as i:
             w.store(new, i * size, w.load(item, self.values, i * size))
         is_wrong = any_lane(w, w.copy(wrong).differs(0.0))
         with w.when(is_wrong | ~(abs(top) < inf)):
@@ -383,7 +379,7 @@ class LogSteps:
             return self.adds
         row = run.in_rows(add.turned, "row").pointer
         with w.loop(whole, run.size) as k:
-            at = plainly(w, k) * item.itemsize
+            at = k * item.itemsize
             w.store(self.adds, at, w.load(item, row, at))
         return row
 
@@ -398,8 +394,7 @@ class LogSteps:
             sums = w.copy(found)
             with w.when(self.is_irregular(sums) | ~(abs(top) < inf)) as choice:
 
-                def term(k: Value, i: Value = i) -> Value:
-                    j = plainly(w, k)
+                def term(j: Value, i: Value = i) -> Value:
                     return matrix.load(w, i, j) + w.load(item, old, j * item.itemsize)
 
                 w.assign(found, extreme_of(w, "log", item, run.size, term))
