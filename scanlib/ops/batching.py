@@ -175,7 +175,7 @@ class _Batcher:
         lead = int(isinstance(part, State))  # time
         if not _rank(part.initial, initial):
             sizes = list(initial.shape)
-            spread = with_axes(initial, lead, self.rank)
+            spread = with_axes(initial, 1, self.rank) if lead else initial
             initial = pt.broadcast_to(spread, [*sizes[:lead], *self.shape, *sizes[lead:]])
         elif lead:
             initial = self.time_first(initial)
