@@ -126,7 +126,7 @@ class GraphWriter:
         scope = {**self.scope, "fail": fail, "nodes": [line.node for line in self.lines]}
         for letter, cells in (("i", inputs), ("o", outputs)):
             scope |= {f"{letter}{number}": cell for number, cell in enumerate(cells)}
-        body, names, results = self._body(timed), ", ".join(self.inputs), ", ".join(self.results)
+        body, names, results = self.body(timed), ", ".join(self.inputs), ", ".join(self.results)
         given = [f"{name} = i{number}[0]" for number, name in enumerate(self.inputs)]
         kept = [f"o{number}[0] = {name}" for number, name in enumerate(self.results)]
         text = [
@@ -139,7 +139,8 @@ class GraphWriter:
         exec("\n".join(text), scope)
         return scope["values"], scope["stored"]
 
-    def _body(self, timed: bool) -> list[str]:
+    def body(self, timed: bool = False) -> list[str]:
+        """Return the lines of the function."""
         seen, found = {*self.results}, []
         for number in reversed(range(len(self.lines))):
             line = self.lines[number]
