@@ -12,8 +12,7 @@ from pytensor.graph.fg import FunctionGraph
 
 from scanlib.explain.data import IN_ORDER, verdict
 from scanlib.lengths.known import loops_of_unknown_length
-from scanlib.ops.c_linker import NoCCodeError
-from scanlib.ops.c_linker import PrintedOp
+from scanlib.ops.c_linker import NoCCodeError, PrintedOp
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.associative_scan import AssociativeScan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
