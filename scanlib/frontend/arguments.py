@@ -106,7 +106,8 @@ class OutputArgument:
     initial rows, shape (K, …), with K the farthest tap. `tap_type` is the type in which the
     step reads them, where it is wider than that of the initial rows. `weak_float` is the dtype
     that an initial value takes which is an integer without a dtype that means something, where the
-    step returns floats; None for other values.
+    step returns floats; None for other values. `initial_name` is the name that the variable given
+    as initial value has.
     """
 
     initial: Variable | None
@@ -115,6 +116,7 @@ class OutputArgument:
     argument: str
     tap_type: TensorType | None = None
     weak_float: str | None = None
+    initial_name: str | None = None
 
     @property
     def is_carry(self) -> bool:
@@ -219,6 +221,7 @@ def read_initials(
             initial = pt.constant(initial, dtype=float_dtype)
         output = _read_output({**entry, "initial": initial}, argument)
         output.weak_float = float_dtype if is_plain_integer(entry.get("initial")) else None
+        output.initial_name = getattr(initial, "name", None)
         result.append(output)
     return result
 

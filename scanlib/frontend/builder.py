@@ -47,6 +47,7 @@ from scanlib.ops.messages import loop_title
 from scanlib.ops.shapes import output_row_shapes
 
 MAX_TRACES = 8
+OVER_TIME = "[t]"  # behind the name of what has a row for each step
 _called: ContextVar[str | None] = ContextVar("called", default=None)
 
 
@@ -87,12 +88,18 @@ class Built:
     """A loop that was applied.
 
     `values` holds, for each output of the step, its values over time; for a carry its last value.
-    `shared` has the last values of the shared variables that the step updates.
+    `shared` has the last values of the shared variables that the step updates, `taken` the names
+    of what the loop was given.
     """
 
     results: Results
     values: list[Variable]
     shared: dict[SharedVariable, Variable]
+    taken: set[str | None]
+
+    def free_name(self, name: str | None, rows: str = OVER_TIME) -> str | None:
+        """Return a name for rows that no input has: `eval` finds inputs by their names."""
+        return f"{name}{rows}" if name and name in self.taken else name
 
 
 @dataclass
@@ -248,10 +255,12 @@ class LoopBuilder:
                 values.append(past_rows(found[part], part.depth, lag, loop.reverse))
             else:
                 values.append(next(outputs) if part is None else found[part])
+        last = {v: found[part] for v, part in shared.items()}
+        built = Built(results, values, last, self.names_taken(loop))
         for i, value in enumerate(values):
             name = self.name if len(values) == 1 or self.name is None else f"{self.name}.{i}"
-            name_result(value, self.result_name(i, result) or name)
-        return Built(results, values, {v: found[part] for v, part in shared.items()})
+            name_result(value, built.free_name(self.result_name(i, result) or name))
+        return built
 
     def past_values(self, trace: Trace) -> dict[Variable, tuple[State, int]]:
         """Return the values of states that the step reads or returns, as state and lag.
@@ -269,6 +278,13 @@ class LoopBuilder:
         """Return what an output is called: by the user, or in the step."""
         known = self.outputs[i].name if i < len(self.outputs) else None
         return known or result.outputs[i].name
+
+    def names_taken(self, loop: Loop) -> set[str | None]:
+        """Return the names of what the loop is given."""
+        given = [argument.variable for argument, _, _ in self.rows]
+        given += [output.initial for output in self.outputs if output.initial is not None]
+        given += [part.outer for part in loop.non_sequences]
+        return {v.name for v in given} | {output.initial_name for output in self.outputs}
 
     def add_updates(self, trace: Trace) -> dict[SharedVariable, Carry]:
         """Turn the shared variables that change from step to step into carries."""
@@ -333,7 +349,7 @@ class LoopResult(TensorVariable):
         node = rows.owner
         is_part = node is not None and isinstance(node.op, Subtensor) and node.inputs[0] is self
         if self.name and is_part and rows.name is None:
-            name_result(rows, f"{self.name}[{index_text(node)}]")
+            name_result(rows, f"{self.name.removesuffix(OVER_TIME)}[{index_text(node)}]")
         return rows
 
     def __str__(self) -> str:

@@ -284,7 +284,7 @@ def printed(graph):
 
 NAMED = {
     "key": (trace_of({"initial": pt.dscalar("start"), "name": "balance"}, "loan"), "balance"),
-    "initial value": (trace_of(balance, "loan"), "balance"),
+    "initial value": (trace_of(balance, "loan"), "balance[t]"),
     "loop": (trace_of(0.0, "balance"), "balance"),
     "map": (scanlib.map(lambda p: p + 1, payment, name="later", return_updates=False), "later"),
 }
@@ -295,8 +295,37 @@ def test_a_result_prints_as_what_it_is(source):
     trace, name = NAMED[source]
     day = pt.lscalar("day")
     texts = [str(part) for part in (trace, trace[-1], trace[::2], trace[1:][0], trace[day])]
-    assert texts == [name, *(f"{name}[{i}]" for i in ("-1", "::2", "1:][0", "day"))]
-    assert f"'{name}[-1]'" in printed(trace[-1])
+    rows = name.removesuffix("[t]")
+    assert texts == [name, *(f"{rows}[{i}]" for i in ("-1", "::2", "1:][0", "day"))]
+    assert f"'{rows}[-1]'" in printed(trace[-1])
+
+
+def test_inputs_are_found_by_their_names():
+    """No result has the name of an input."""
+    x, h0, w = pt.dvector("x"), pt.dscalar("h0"), pt.dscalar("w")
+    start = pt.dvector("start")
+
+    def scanned(step, *given):
+        return scanlib.scan(step, *given, return_updates=False)
+
+    trace = scanned(lambda v, h: h + v, x, h0)
+    final, ys = scanlib.loop(lambda c, v: ({"h0": c["h0"] + v}, {"x": c["h0"]}), {"h0": h0}, x)
+    pair = {"x": [1.0, 2.0], "h0": 1.0}
+    for result, given, expected in (
+        (trace, pair, [2.0, 4.0]),
+        (trace[-1] * 2, pair, 8.0),
+        (final["h0"], pair, 4.0),
+        (ys["x"], pair, [1.0, 2.0]),
+        (scanlib.reduce(lambda v, h: h + v, x, h0, return_updates=False), pair, 4.0),
+        (scanned(lambda v: w, x), {"x": [1.0, 2.0], "w": 3.0}, [3.0, 3.0]),
+        (
+            scanned(lambda v, a, b: a + b + v, x, {"initial": start, "taps": [-2, -1]}),
+            {"x": [1.0, 2.0], "start": [1.0, 2.0]},
+            [4.0, 8.0],
+        ),
+    ):
+        np.testing.assert_array_equal(result.eval(given, mode="FAST_COMPILE"), expected)
+    assert start.name == "start"
 
 
 def test_several_results():
@@ -344,7 +373,7 @@ def test_names_do_not_count():
 def test_names_reach_what_is_compiled(mode):
     trace = trace_of(balance, "loan", lambda p, b: pt.sin(b) + p)
     function = pytensor.function([payment, balance], [trace, trace[-1]], mode=mode)
-    for name in ("Scan{loan}", "'balance'", "'balance[-1]'"):
+    for name in ("Scan{loan}", "'balance[t]'", "'balance[-1]'"):
         assert name in printed(function)
     assert "balance" in scanlib.explain(function).details()
 
