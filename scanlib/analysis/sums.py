@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.scalar import basic as ps
 from pytensor.tensor.shape import SpecifyShape
@@ -36,7 +37,7 @@ def summands(part: State | Carry, readers: Readers) -> list[Variable] | None:
             return None
         others = [inp for inp in node.inputs if inp is not total]
         if applies(node, ps.Sub) and node.inputs[0] is total:
-            added += [-inp for inp in others]
+            added += [-pt.cast(inp, part.type.dtype) for inp in others]  # -(-128) is no int8
         elif applies(node, ps.Add):
             added += others
         elif not isinstance(node.op, SpecifyShape):
