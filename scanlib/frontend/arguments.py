@@ -301,13 +301,13 @@ def read_n_steps(n_steps: Any, argument: str = "n_steps") -> Variable | None:
         return None
     is_symbolic = isinstance(n_steps, Variable)
     variable = pt.as_tensor_variable(n_steps if is_symbolic else read_integer(argument, n_steps))
+    if variable.type.ndim != 0:
+        raise TypeError(f"{argument} must be a scalar, such as x.shape[0], got {variable.type}")
     if variable.type.dtype not in integer_dtypes:
         raise TypeError(
             f"{argument} must be an integer, got dtype {variable.type.dtype}; divide by // in "
             'place of /, or round and cast: pt.cast(pt.round(n), "int64")'
         )
-    if variable.type.ndim != 0:
-        raise TypeError(f"{argument} must be a scalar, got {variable.type}")
     known = constant_integer(variable)
     if known is not None and known < 0:
         raise ValueError(f"{argument} must not be negative, got {known}")
@@ -359,8 +359,11 @@ def check_mode(mode: Any) -> None:
 def read_truncation(truncate_gradient: Any) -> int:
     """Return the number of steps a gradient goes back, -1 for all of them."""
     steps = read_integer("truncate_gradient", truncate_gradient)
-    if steps < -1:
-        raise ValueError(f"truncate_gradient must be -1 or more, got {steps}")
+    if steps < -1 or steps == 0:
+        raise ValueError(
+            f"truncate_gradient must be at least 1, or -1 for all steps, got {steps}; for no "
+            "gradient at all use pytensor.gradient.disconnected_grad"
+        )
     return steps
 
 

@@ -148,7 +148,8 @@ def test_an_error_of_the_step_says_what_it_was_called_with():
     with pytest.raises(TypeError) as other:
         scanlib.loop(lambda c, x: (x if c[0] > 0 else c[1], None), (0.0, rows), rows)
     (note,) = other.value.__notes__
-    assert "the carry (init): scalar float64, (4, 2) float64; a row (xs): (2,) float64." in note
+    assert "the carry (init), tuple, to be read as v[0]: scalar float64, (4, 2) float64; " in note
+    assert "a row (xs): (2,) float64." in note
     assert "In place of `if`" in note
     with pytest.raises(IndexError) as second:
         scanlib.map(lambda i: rows[i], np.arange(4))
@@ -156,6 +157,48 @@ def test_an_error_of_the_step_says_what_it_was_called_with():
     with pytest.raises(RecursionError) as third:  # what PyTensor makes of it
         scanlib.map(lambda row: row["price"], rows)
     assert third.value.__notes__[0].endswith("The items of a row have numbers, x[0], not names.")
+
+
+@pytest.mark.parametrize(
+    "xs, step, way",
+    [
+        ((payment, np.ones((4, 2))), lambda c, v: (c + v, v), "tuple, to be read as v[0]: scalar"),
+        (scanlib.lags(payment, 1), lambda c, v: (c + v, v), "Lags, to be read as v[0]."),
+        ({"x": payment}, lambda c, v: (c + v["y"], v), "a dict with the keys 'x': scalar"),
+    ],
+    ids=["tuple", "lags", "dict"],
+)
+def test_the_note_says_how_rows_are_read(xs, step, way):
+    with pytest.raises((TypeError, KeyError)) as caught:
+        scanlib.loop(step, 0.0, xs)
+    assert f"a row (xs), {way}" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("branch", [lambda v, h: h if h > 0 else v, max, lambda v, h: float(h)])
+def test_the_note_says_what_stands_for_python(branch):
+    with pytest.raises(TypeError) as caught:
+        scanlib.scan(lambda v, h: branch(v, h), payment, balance)
+    note = caught.value.__notes__[0]
+    assert "In place of `if`, `max`, `float`, `math`, NumPy" in note
+    assert "where, maximum and exp, `until` to end the loop" in note
+
+
+@pytest.mark.parametrize("function", ["scan", "map", "loop"])
+def test_a_step_that_yields(function):
+    given = {"scan": (payment, 0.0), "map": (payment, 2.0), "loop": (0.0, payment)}[function]
+
+    def step(v, h):
+        yield h
+
+    with pytest.raises(TypeError, match=f"^{function}: the step `step` returns a generator; write"):
+        getattr(scanlib, function)(step, *given)
+
+
+def test_updates_where_outputs_are_meant():
+    pair = scanlib.scan(lambda p, b: p + b, payment, balance)
+    for call in [lambda: pytensor.function([payment, balance], pair), lambda: pt.sum(pair)]:
+        with pytest.raises((TypeError, NotImplementedError), match="with return_updates=False"):
+            call()
 
 
 def test_decorated_steps():
