@@ -11,8 +11,10 @@ there before the clock starts. Processor time counts, that of C++ compilers incl
 busy machine takes little more; seconds on the clock are in parentheses.
 
 ``--linker c``, ``jax`` or ``torch`` takes another linker of PyTensor's than numba, for which there
-are no goals beside JAX. ``--many`` shows how compile time grows with the number of states of a
-loop.
+are no goals beside JAX. ``--without-kernels`` takes steps with an operation that has no kernel, and
+adds the processor time of a later call; with ``--linker c`` neither that nor compiling may take
+longer than with `pytensor.scan`. ``--many`` shows how compile time grows with the number of states
+of a loop.
 """
 
 import argparse
@@ -32,7 +34,7 @@ import pytensor
 import pytensor.tensor as pt
 
 from benchmarks.cold import processor_seconds, run
-from benchmarks.compile_loops import COMPILED, MANY
+from benchmarks.compile_loops import COMPILED, MANY, WITHOUT_KERNELS
 from benchmarks.machine import environment
 from benchmarks.model import OURS, THEIRS, as_list, load_library
 from benchmarks.report import draw, yes
@@ -41,6 +43,8 @@ from benchmarks.timing import median
 JAX = "JAX"
 EMPTY, FILLED = "empty", "filled"
 PARTS = ("function()", "first call")
+LOOPS = COMPILED | MANY | WITHOUT_KERNELS
+LATER_CALLS = 20
 MODES = {"numba": "NUMBA", "c": "CVM", "jax": "JAX", "torch": "PYTORCH"}
 
 # Goals for processor time: the whole from an empty cache over JAX's, and seconds from a filled one.
@@ -54,7 +58,7 @@ Samples = dict[tuple[str, str, str], list[list[Part]]]  # by loop, subject and c
 def time_here(name: str, subject: str, gradient: bool, linker: str = "numba") -> list[Part]:
     """Return how long the parts take in this process."""
     mode: Any = MODES[linker]
-    loop = (COMPILED | MANY)[name]
+    loop = LOOPS[name]
     data = loop.data()
     if subject == JAX:
         in_jax = import_module("benchmarks.compile_jax")
@@ -77,10 +81,13 @@ def time_here(name: str, subject: str, gradient: bool, linker: str = "numba") ->
         function: Any = pytensor.function(list(graph.inputs), outputs, mode=mode)
         return function
 
-    return _timed(compiled, data)
+    return _timed(compiled, data, calls=LATER_CALLS if name in WITHOUT_KERNELS else 0)
 
 
-def _timed(compiled: Callable[[], Callable[..., Any]], data: Sequence[Any]) -> list[Part]:
+def _timed(
+    compiled: Callable[[], Callable[..., Any]], data: Sequence[Any], calls: int = 0
+) -> list[Part]:
+    """Return the times of making a function and its first call, and of the fastest later one."""
     stamps = [_now()]
     function = compiled()
     stamps.append(_now())
@@ -88,7 +95,16 @@ def _timed(compiled: Callable[[], Callable[..., Any]], data: Sequence[Any]) -> l
         for value in as_list(result):  # JAX returns gradients as a tuple
             np.asarray(value)  # and before it has computed them
     stamps.append(_now())
-    return [(end[0] - start[0], end[1] - start[1]) for start, end in pairwise(stamps)]
+    parts = [_between(*pair) for pair in pairwise(stamps)]
+    later = [_now()]
+    for _ in range(calls):
+        function(*data)
+        later.append(_now())
+    return [*parts, *sorted(_between(*pair) for pair in pairwise(later))[:1]]
+
+
+def _between(start: Part, end: Part) -> Part:
+    return end[0] - start[0], end[1] - start[1]
 
 
 def _now() -> Part:
@@ -124,24 +140,28 @@ def time_processes(
 
 
 def seconds(samples: Samples, place: tuple[str, str, str], part: int | None, clock: int) -> float:
-    """Return the median time of a part, or of both."""
+    """Return the median time of a part, or of both that compile."""
     rounds = samples[place]
-    return median([sum(p[clock] for p in (r if part is None else [r[part]])) for r in rounds])
+    return median([sum(p[clock] for p in (r[:2] if part is None else [r[part]])) for r in rounds])
 
 
 def table(samples: Samples, with_goals: bool) -> str:
     """Return the times of all loops, and which goals they meet."""
     places = dict.fromkeys((name, subject) for name, subject, _ in samples)
+    has_calls = all(name in WITHOUT_KERNELS for name, _ in places)
     lines = []
     for name, subject in places:
-        line = [(COMPILED | MANY)[name].title, subject]
+        line = [LOOPS[name].title, subject]
         for cache in (EMPTY, FILLED):
             for part in (0, 1, None):
                 known = (name, subject, cache) in samples
                 line.append(_cell(samples, (name, subject, cache), part) if known else "")
+        if has_calls:
+            line.append(f"{1e3 * seconds(samples, (name, subject, FILLED), 2, 0):.1f}")
         lines.append([*line, *(_goals(samples, name, subject) if with_goals else [])])
     whole = (*PARTS, "both")
     headings = ["loop", "by", *(f"{cache}: {part}" for cache in (EMPTY, FILLED) for part in whole)]
+    headings += ["later call, ms"] * has_calls
     goals = ["/ JAX", f"≤ {RATIO_GOAL:g}", "filled goal", "met"] if with_goals else []
     return draw([*headings, *goals], lines, left=2)
 
@@ -174,6 +194,7 @@ def main() -> None:
     add("--value", action="store_true", help="without the gradient")
     add("--linker", choices=MODES, default="numba", help="PyTensor's (default: numba)")
     add("--many", action="store_true", help="loops of many states, by scanlib alone")
+    add("--without-kernels", action="store_true", help="steps with operations that have no kernel")
     add("--rounds", type=int, default=1, help="medians of so many measurements (default: 1)")
     add("--json", type=Path, metavar="FILE", help="write every sample there")
     add("--child", nargs=2, metavar=("LOOP", "BY"), help=argparse.SUPPRESS)
@@ -183,9 +204,11 @@ def main() -> None:
         print(json.dumps(time_here(name, subject, not options.value, options.linker)))
         return
     names, by = (list(MANY), [OURS]) if options.many else (options.loops, options.by)
+    if options.without_kernels:
+        names, by = list(WITHOUT_KERNELS), [OURS, THEIRS]
     gradient = not options.value
     samples = time_processes(names, by, gradient, options.rounds, options.linker)
-    print(table(samples, options.linker == "numba"))
+    print(table(samples, options.linker == "numba" and not options.without_kernels))
     print("\n" + ", ".join(f"{name} {value}" for name, value in environment().items()))
     if options.json:
         record = [

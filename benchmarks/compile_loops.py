@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.tensor.linalg import cho_solve, cholesky
+from pytensor.tensor.linalg import cho_solve, cholesky, eigh, expm, qr
+from pytensor.tensor.sort import sort
 
 from benchmarks.model import Array, Graph, Library
 
@@ -139,6 +140,48 @@ def states_data() -> list[Array]:
     return [np.linspace(0, 1, 50), np.array(0.5)]
 
 
+def build_without_kernel(library: Library, step: Callable[[Any, Any], Any], ndim: int) -> Graph:
+    """A step with an operation that has no kernel; the state is like a row."""
+    x = pt.tensor("x", shape=(None,) * (1 + ndim))
+    start = pt.zeros(x.shape[1:])
+    trace = library.scan(step, x, [start], return_updates=False)
+    return Graph([x], trace, [x], cost=pt.sum(trace**2))
+
+
+def rows_data(*shape: int) -> list[Array]:
+    return [np.random.default_rng(1).normal(size=(1_000, *shape))]
+
+
+def sorted_values(x: Any, h: Any) -> Any:
+    return sort(0.9 * h + x)
+
+
+def exponential(x: Any, h: Any) -> Any:
+    return pt.tanh(expm(0.1 * (h + x)))
+
+
+def orthogonal(x: Any, h: Any) -> Any:
+    return qr(0.5 * h + x)[0]
+
+
+def eigenvectors(x: Any, h: Any) -> Any:
+    values, vectors = eigh(h + x + x.T)
+    return (vectors * pt.tanh(values)) @ vectors.T
+
+
+def without_kernel(title: str, step: Callable[[Any, Any], Any], *shape: int) -> CompiledLoop:
+    """Return the loop of a step over rows of a shape."""
+    build = partial(build_without_kernel, step=step, ndim=len(shape))
+    return CompiledLoop(title, build, partial(rows_data, *shape))
+
+
+WITHOUT_KERNELS = {
+    "sort": without_kernel("sort, 10 numbers", sorted_values, 10),
+    "expm3": without_kernel("expm, 3 × 3", exponential, 3, 3),
+    "expm20": without_kernel("expm, 20 × 20", exponential, 20, 20),
+    "qr": without_kernel("qr, 4 × 4", orthogonal, 4, 4),
+    "eigh": without_kernel("eigh, 4 × 4", eigenvectors, 4, 4),
+}
 COMPILED = {
     "affine": CompiledLoop("a h + x", build_affine, affine_data),
     "garch": CompiledLoop("GARCH(1,1)", build_garch, garch_data),

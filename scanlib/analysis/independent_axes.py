@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.blockwise import Blockwise
@@ -21,6 +20,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.special import LogSoftmax, Softmax
 
 from scanlib.analysis.linear_forms import Form, LinearForms, NotAffineError, Ties, name_of, rule
+from scanlib.ops.graph import sizes_of
 
 
 def independent_axes(states: Sequence[Sequence[Variable]], nexts: Sequence[Variable]) -> list[int]:
@@ -44,14 +44,6 @@ def independent_axes(states: Sequence[Sequence[Variable]], nexts: Sequence[Varia
         for axis in range(min((tap.type.ndim for tap in taps), default=0))
         if len({tap.type.broadcastable[axis] for tap in taps}) == 1
         and all(block.ties[axis] == axis for block in blocks)
-    ]
-
-
-def sizes_of(variable: Variable) -> list[Variable]:
-    """Return the shape of a variable of a body, in constants where it is known."""
-    return [
-        variable.shape[axis] if size is None else pt.constant(size, dtype="int64")
-        for axis, size in enumerate(variable.type.shape)
     ]
 
 

@@ -54,7 +54,7 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 
 from scanlib._compat import LOG_SUM_EXP, join_of, split_of
 from scanlib.lengths.numbers import constant_index, constant_integer
-from scanlib.ops.graph import depends_on
+from scanlib.ops.graph import applies, core_op, depends_on, with_axes
 
 _LARGEST_CONSTANT = 4096  # items of an array that the graph holds rather than makes
 
@@ -389,7 +389,7 @@ def check_operations(
         own = [inp for inp in node.inputs[reads_shape(node) :] if inp in dependent]
         if not own:
             continue
-        op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+        op = core_op(node)
         if LOG_SUM_EXP is not None and isinstance(op, LOG_SUM_EXP):
             pass
         elif rule.dispatch(type(op)) is rule.dispatch(object):
@@ -435,7 +435,7 @@ def _alloc(op: Op, forms: LinearForms, node: Apply) -> Form:
         grown = [o for o, (own, new) in enumerate(pairs) if own and not new]
         block = forms.loosened(k, block, grown)
         value = forms.value(block)
-        value = _with_axes(value, len(forms.free(k, block)), missing)
+        value = with_axes(value, len(forms.free(k, block)), missing)
         blocks[k] = replace(block, ties=(None,) * missing + block.ties, value=value)
     return blocks
 
@@ -637,7 +637,7 @@ def _inc_subtensor(op: Op, forms: LinearForms, node: Apply) -> Form:
         for o, p in same.items():
             sizes[o] = part.shape[lead + p]
         zeros = forms.filled(0, [*list(part.shape)[:lead], *sizes])
-        return pt.set_subtensor(zeros[place_of(lead)], _with_axes(part, lead, missing))
+        return pt.set_subtensor(zeros[place_of(lead)], with_axes(part, lead, missing))
 
     found: dict[int, list[Block]] = {}
     for k, block in forms.form(base).items():
@@ -743,13 +743,6 @@ def _with_units(variable: Variable, axes: Sequence[int]) -> Variable:
     """Return a variable with axes of size one where the types do not say so."""
     unknown = [axis for axis in axes if variable.type.shape[axis] != 1]
     return pt.specify_broadcastable(variable, *unknown) if unknown else variable
-
-
-def _with_axes(variable: Variable, lead: int, missing: int) -> Variable:
-    """Return a variable with some axes of size one after its first ones."""
-    if missing <= 0:
-        return variable
-    return pt.expand_dims(variable, tuple(range(lead, lead + missing)))
 
 
 def _all(count: int) -> tuple[slice, ...]:
@@ -892,14 +885,12 @@ def _reduction(node: Apply) -> tuple[str, Variable | None, int | None]:
         return "log", node.inputs[0], op.axis[0] if len(op.axis) == 1 else None
     if isinstance(op, Max | Min):
         semiring, terms = "max" if isinstance(op, Max) else "min", node.inputs[0]
-    elif isinstance(op, Elemwise) and isinstance(op.scalar_op, ps.Log):
+    elif applies(node, ps.Log):
         above = node.inputs[0].owner
         if above is None or not isinstance(above.op, TensorSum):
             return "log", None, None
         exponential = above.inputs[0].owner
-        if exponential is None or not isinstance(exponential.op, Elemwise):
-            return "log", None, None
-        if not isinstance(exponential.op.scalar_op, ps.Exp):
+        if not applies(exponential, ps.Exp):
             return "log", None, None
         semiring, node, terms = "log", above, exponential.inputs[0]
     else:

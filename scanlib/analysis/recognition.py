@@ -16,7 +16,6 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
 from scanlib.analysis.scalar_body import ScalarLoop
-from scanlib.ops.loop import Carry, State
 from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.recurrences import FAMILIES, Component, NotInFamilyError
 
@@ -80,7 +79,7 @@ def analyse(scalar: ScalarLoop) -> Analysis:
     names = _names(scalar, taps)
     reads = {part: list(by_tap.values()) for part, by_tap in taps.items()}
     depends = dependences(nexts, reads)
-    n_parts = len(scalar.loop.states) + len(scalar.loop.carries)
+    n_parts = len(scalar.loop.recurrent)
     notes = ["a sum over time"] * n_parts
     families: list[str | None] = ["sum over time"] * n_parts
     found: list[Recurrence] = []
@@ -125,9 +124,8 @@ def _parts(scalar: ScalarLoop) -> tuple[dict[int, Variable], dict[int, dict[int,
 
 
 def _names(scalar: ScalarLoop, taps: dict[int, dict[int, Variable]]) -> dict[Variable, str]:
-    parts: list[State | Carry] = [*scalar.loop.states, *scalar.loop.carries]
     return {
-        variable: parts[part].name or f"state {part}"
+        variable: scalar.loop.recurrent[part].name or f"state {part}"
         for part, by_tap in taps.items()
         for variable in by_tap.values()
     }

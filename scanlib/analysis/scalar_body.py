@@ -8,9 +8,7 @@ channels, where their results go into accumulators and outputs alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +17,6 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Add, Cast
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.shape import SpecifyShape
 
 from scanlib._compat import freeze_graph
 from scanlib.analysis.scalar_values import (
@@ -28,11 +25,12 @@ from scanlib.analysis.scalar_values import (
     describe,
     new_scalar,
 )
-from scanlib.ops.graph import Readers, is_tensor, readers_of
+from scanlib.analysis.sums import summands, terms_of_sum
+from scanlib.ops.graph import is_tensor, readers_of
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.lowered.elemwise_scan import Axes, Layout
-from scanlib.ops.recursion import Task, finished, taken_apart
+from scanlib.ops.recursion import Task, finished
 
 
 def is_sum_of_converted(before: str, after: str) -> bool:
@@ -42,23 +40,6 @@ def is_sum_of_converted(before: str, after: str) -> bool:
     """
     wraps = np.dtype(before).kind in "biu" and np.dtype(before).itemsize < 8
     return before == after or (np.can_cast(before, after) and not wraps)
-
-
-def terms_of_sum(variable: Variable) -> list[Variable]:
-    """Return the terms of nested additions (shape checks looked through).
-
-    Additions in another dtype are terms themselves: small integers wrap around.
-    """
-
-    def parts(term: Variable) -> Sequence[Variable] | None:
-        node = term.owner
-        if node is None or not is_tensor(term) or term.type.dtype != variable.type.dtype:
-            return None
-        if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Add):
-            return node.inputs
-        return node.inputs[:1] if isinstance(node.op, SpecifyShape) else None
-
-    return taken_apart(variable, parts)
 
 
 @dataclass
@@ -109,8 +90,8 @@ def scalar_loop(loop: Loop) -> ScalarLoop:
 
 def sum_carries(loop: Loop) -> list[bool]:
     """Return, for each carry, whether a step only adds to it and nothing else reads it."""
-    scalarizer = _Scalarizer(loop)
-    return [scalarizer.is_sum(carry) for carry in loop.carries]
+    readers = readers_of(loop.body_outputs())
+    return [summands(carry, readers) is not None for carry in loop.carries]
 
 
 def _constants_to_non_sequences(loop: Loop) -> None:
@@ -137,26 +118,23 @@ class _Scalarizer:
         self.values = ScalarValues(loop)
         self.sums: dict[Variable, Summed | None] = {}
 
-    @cached_property
-    def readers(self) -> Readers:
-        return readers_of(self.loop.body_outputs())
-
     def run(self) -> ScalarLoop:
         loop = self.loop
-        states = [self.values.own_axes(next(iter(state.taps.values()))) for state in loop.states]
+        states = [self.values.own_axes(state.tap(-state.depth)) for state in loop.states]
         for state, axes in zip(loop.states, states, strict=True):
             for tap in state.taps.values():
                 self.values.bind(tap, axes)
-        sums = [self.is_sum(carry) for carry in loop.carries]
-        carries = [self.carry_axes(*pair) for pair in zip(loop.carries, sums, strict=True)]
+        readers = readers_of(loop.body_outputs() if loop.carries else [])
+        added = [summands(carry, readers) for carry in loop.carries]
+        carries = [self.carry_axes(*pair) for pair in zip(loop.carries, added, strict=True)]
         values = [
             self.values.convert(state.next, self.values.row_axes(state.next, axes))
             for state, axes in zip(loop.states, states, strict=True)
         ]
         reductions: list[tuple[int, ...]] = []
-        for i, (carry, is_sum) in enumerate(zip(loop.carries, sums, strict=True)):
-            if is_sum:
-                value, carries[i], reduced = self.contribution(carry, carries[i])
+        for i, (carry, terms) in enumerate(zip(loop.carries, added, strict=True)):
+            if terms is not None:
+                value, carries[i], reduced = self.contribution(carry, terms, carries[i])
             else:
                 value = self.values.convert(
                     carry.next, self.values.row_axes(carry.next, carries[i])
@@ -183,7 +161,7 @@ class _Scalarizer:
             carries=tuple(map(self.values.renumber, carries)),
             non_sequences=tuple(map(self.values.renumber, non_sequences)),
             outputs=tuple(self.values.renumber(axes) for _, axes, _ in results),
-            sums=tuple(sums),
+            sums=tuple(terms is not None for terms in added),
             carry_reductions=tuple(map(self.renumber_reduced, reductions)),
             output_reductions=tuple(self.renumber_reduced(axes) for _, _, axes in results),
         )
@@ -193,33 +171,18 @@ class _Scalarizer:
     def renumber_reduced(self, axes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(axis for axis in self.values.renumber(axes) if axis is not None)
 
-    def carry_axes(self, carry: Carry, is_sum: bool) -> Axes:
+    def carry_axes(self, carry: Carry, added: list[Variable] | None) -> Axes:
         if not is_tensor(carry.value):
             raise NotElementwiseError(f"the carry {describe(carry.value)} is no tensor")
         axes = self.values.own_axes(carry.value)
-        if not is_sum:
+        if added is None:
             self.values.bind(carry.value, axes)
         return axes
 
-    def is_sum(self, carry: Carry) -> bool:
-        """Whether a step only adds to a carry, and nothing else reads it."""
-        terms = terms_of_sum(carry.next)
-        if carry.value not in terms or not is_tensor(carry.value):
-            return False
-        if len(terms) < 2 or sum(term is carry.value for term in terms) > 1:
-            return False
-        value = carry.value
-        while value is not carry.next:
-            readers = self.readers[value]
-            if len(readers) != 1 or readers[0] is None:
-                return False
-            value = readers[0].outputs[0]
-        return self.readers[value] == [None]
-
-    def contribution(self, carry: Carry, own: Axes) -> Summed:
+    def contribution(self, carry: Carry, added: list[Variable], own: Axes) -> Summed:
         """Return what a step adds to an accumulator; the axes are those of the accumulator."""
         dtype = carry.value.type.dtype
-        terms = [term for term in terms_of_sum(carry.next) if term is not carry.value]
+        terms = [term for each in added for term in terms_of_sum(each, dtype)]
         found = [self.summed(term, own) for term in terms]
         places = {(axes, reduced) if reduced else (own, ()) for _, axes, reduced in found}
         if len(places) > 1:

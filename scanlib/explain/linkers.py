@@ -12,12 +12,13 @@ from pytensor.graph.fg import FunctionGraph
 
 from scanlib.explain.data import IN_ORDER, verdict
 from scanlib.lengths.known import loops_of_unknown_length
-from scanlib.ops.c_linker import NoCCodeError
+from scanlib.ops.c_linker import NoCCodeError, PrintedOp
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.associative_scan import AssociativeScan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.python_loop import PythonLoop
+from scanlib.ops.scan import Scan
 
 # Linkers by the name of their class, so that none of their libraries is imported.
 _NAMES = {
@@ -50,9 +51,10 @@ _UNKNOWN_LENGTH = (
     "JAX does not know the number of steps when it compiles",
     "give a number of steps that does not depend on values, if you can",
 )
-_GIVEN_UP = (
-    "numba could not compile the step; a warning of the first call says why",
-    "write the step with functions of pytensor.tensor alone",
+_KERNEL = "as a kernel, compiled by LLVM"
+_STEP_BY_STEP = (
+    "Python computes an operation of the step that has no kernel",
+    "for many steps take numba mode, or write the step with operations that have kernels",
 )
 
 
@@ -97,7 +99,7 @@ class Setting:
         is_off = config.scanlib__perform == "python"
         in_order = (f"the {self.linker} linker takes the steps of this loop in order",)
         if self.linker == "numba":
-            return "as a part of the function that numba compiles", ()
+            return _KERNEL if _has_kernel(node) else "as a plain loop that numba compiles", ()
         if node in self.unknown:
             text = f"by lax.while_loop, because {_UNKNOWN_LENGTH[0]}"
             return text, _SWITCHED_OFF if is_off else _UNKNOWN_LENGTH
@@ -106,16 +108,21 @@ class Setting:
             return _runs_in_jax(node), _SWITCHED_OFF if obstacle and is_off else obstacle
         if self.linker not in _PERFORM:
             return f"through the {self.linker} linker", _SWITCHED_OFF if is_off else in_order
-        obstacle = _SWITCHED_OFF if is_off else _GIVEN_UP if _gave_up(node) else ()
+        if self.linker == "C" and _has_kernel(node):
+            return _KERNEL, ()
+        obstacle = _SWITCHED_OFF if is_off else _STEP_BY_STEP if _takes_steps(node) else ()
         if self.linker == "PyTorch":
             return _runs_in_torch(node), obstacle
         if is_off:
             return "in plain Python, because the flag scanlib__perform is python", obstacle
-        if self.linker == "C" and getattr(node.op, "has_code", lambda _: False)(node):
-            return "as C code of its own", obstacle
         if obstacle:
-            return "in plain Python, because numba could not compile it", obstacle
+            return "step by step in Python, which calls kernels", obstacle
         return "as a function of its own, compiled by numba at the first call", ()
+
+
+def _has_kernel(node: Apply) -> bool:
+    """Whether numba mode and the C linker have a kernel for a loop."""
+    return isinstance(node.op, PrintedOp) and node.op.has_code(node)
 
 
 def _has_xla_code(node: Apply) -> bool:
@@ -173,12 +180,15 @@ def _runs_in_torch(node: Apply) -> str:
     if config.scanlib__perform == "python":
         return "by functions of tensors, because the flag scanlib__perform is python"
     own = "as a function of its own on the CPU, compiled by numba at the first call"
-    if _gave_up(node):
-        own = "in plain Python on the CPU, because numba could not compile it"
+    if _takes_steps(node):
+        own = "step by step in Python on the CPU, which calls kernels"
     return f"{own}; {_on_cuda(node)}by functions of tensors on other devices"
 
 
-def _gave_up(node: Apply) -> bool:
-    """Whether numba could not compile the loop in an earlier call."""
-    runner = getattr(node.op, "_runners", {}).get(config.scanlib__perform)
+def _takes_steps(node: Apply) -> bool:
+    """Whether Python walks the steps of a loop because something in them has no kernel."""
+    choice = config.scanlib__perform
+    runner = getattr(node.op, "_runners", {}).get(choice)
+    if runner is None and choice == "auto" and isinstance(node.op, Scan):
+        runner = node.op.runner(node)
     return isinstance(getattr(runner, "run", runner), PythonLoop)

@@ -106,7 +106,8 @@ class OutputArgument:
     initial rows, shape (K, …), with K the farthest tap. `tap_type` is the type in which the
     step reads them, where it is wider than that of the initial rows. `weak_float` is the dtype
     that an initial value takes which is an integer without a dtype that means something, where the
-    step returns floats; None for other values.
+    step returns floats; None for other values. `initial_name` is the name that the variable given
+    as initial value has.
     """
 
     initial: Variable | None
@@ -115,6 +116,7 @@ class OutputArgument:
     argument: str
     tap_type: TensorType | None = None
     weak_float: str | None = None
+    initial_name: str | None = None
 
     @property
     def is_carry(self) -> bool:
@@ -219,6 +221,7 @@ def read_initials(
             initial = pt.constant(initial, dtype=float_dtype)
         output = _read_output({**entry, "initial": initial}, argument)
         output.weak_float = float_dtype if is_plain_integer(entry.get("initial")) else None
+        output.initial_name = getattr(initial, "name", None)
         result.append(output)
     return result
 
@@ -298,13 +301,13 @@ def read_n_steps(n_steps: Any, argument: str = "n_steps") -> Variable | None:
         return None
     is_symbolic = isinstance(n_steps, Variable)
     variable = pt.as_tensor_variable(n_steps if is_symbolic else read_integer(argument, n_steps))
+    if variable.type.ndim != 0:
+        raise TypeError(f"{argument} must be a scalar, such as x.shape[0], got {variable.type}")
     if variable.type.dtype not in integer_dtypes:
         raise TypeError(
             f"{argument} must be an integer, got dtype {variable.type.dtype}; divide by // in "
             'place of /, or round and cast: pt.cast(pt.round(n), "int64")'
         )
-    if variable.type.ndim != 0:
-        raise TypeError(f"{argument} must be a scalar, got {variable.type}")
     known = constant_integer(variable)
     if known is not None and known < 0:
         raise ValueError(f"{argument} must not be negative, got {known}")
@@ -356,8 +359,11 @@ def check_mode(mode: Any) -> None:
 def read_truncation(truncate_gradient: Any) -> int:
     """Return the number of steps a gradient goes back, -1 for all of them."""
     steps = read_integer("truncate_gradient", truncate_gradient)
-    if steps < -1:
-        raise ValueError(f"truncate_gradient must be -1 or more, got {steps}")
+    if steps < -1 or steps == 0:
+        raise ValueError(
+            f"truncate_gradient must be at least 1, or -1 for all steps, got {steps}; for no "
+            "gradient at all use pytensor.gradient.disconnected_grad"
+        )
     return steps
 
 

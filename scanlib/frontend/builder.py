@@ -31,13 +31,23 @@ from scanlib.frontend.step_function import (
 from scanlib.frontend.values import advice
 from scanlib.ops.graph import depends_on, index_text, is_tensor, row_type
 from scanlib.ops.logaddexp import stable_logs
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, State, past_rows
+from scanlib.ops.loop import (
+    Carry,
+    Loop,
+    NonSequence,
+    Output,
+    Part,
+    Results,
+    State,
+    past_rows,
+)
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.lowered.newton_scan import Newton
 from scanlib.ops.messages import loop_title
 from scanlib.ops.shapes import output_row_shapes
 
 MAX_TRACES = 8
+OVER_TIME = "[t]"  # behind the name of what has a row for each step
 _called: ContextVar[str | None] = ContextVar("called", default=None)
 
 
@@ -78,12 +88,18 @@ class Built:
     """A loop that was applied.
 
     `values` holds, for each output of the step, its values over time; for a carry its last value.
-    `shared` has the last values of the shared variables that the step updates.
+    `shared` has the last values of the shared variables that the step updates, `taken` the names
+    of what the loop was given.
     """
 
     results: Results
     values: list[Variable]
     shared: dict[SharedVariable, Variable]
+    taken: set[str | None]
+
+    def free_name(self, name: str | None, rows: str = OVER_TIME) -> str | None:
+        """Return a name for rows that no input has: `eval` finds inputs by their names."""
+        return f"{name}{rows}" if name and name in self.taken else name
 
 
 @dataclass
@@ -164,9 +180,9 @@ class LoopBuilder:
             result = self.call(arguments)
         for i, part in parts.items():
             part.next = result.outputs[i]
-            if isinstance(part, Carry) and not part.value.type.is_super(part.next.type):
+            if isinstance(part, Carry) and not part.type.is_super(part.next.type):
                 raise TypeError(
-                    f"{self.state_title(i)} starts as {type_text(part.value.type)}, the step "
+                    f"{self.state_title(i)} starts as {type_text(part.type)}, the step "
                     f"returns {type_text(part.next.type)}; return the next value of what it is "
                     "given"
                 )
@@ -186,11 +202,11 @@ class LoopBuilder:
             before = "starts as" if output.tap_type is None else "has become"
             where = f"{title} {before}"
             wanted = wanted_type(tap_type, state.next, where, output.weak_float, weak_integers)
-            if wanted == next(iter(state.taps.values())).type:
+            if wanted == state.type:
                 continue
             changed = True
             grown = wanted.shape != tap_type.shape
-            sizes = sizes_of(trace.loop, state.next) if grown else [None] * wanted.ndim
+            sizes = sizes_in_step(trace.loop, state.next) if grown else [None] * wanted.ndim
             adapt_initial(output, wanted, sizes, title)
         return changed or (not weak_integers and self.adapt_states(trace, True))
 
@@ -229,20 +245,22 @@ class LoopBuilder:
         loop.substitute(stable_logs(loop.body_outputs()))
         results = loop.apply() if newton is None else solve(loop, newton, self.title)
         results.node.tag.is_written = True  # by a user: the gradient of a loop draws the same again
-        histories = dict(zip(map(id, loop.states), results.histories, strict=True))
-        carries = dict(zip(map(id, loop.carries), results.carries, strict=True))
+        found: dict[Part, Variable] = dict(zip(loop.states, results.histories, strict=True))
+        found |= zip(loop.carries, results.carries, strict=True)
         outputs = iter(results.outputs)
         values = []
         for i, value in enumerate(result.outputs):
             part, lag = (parts[i], 0) if i in parts else past.get(value, (None, 0))
             if isinstance(part, State):
-                values.append(past_rows(histories[id(part)], part.depth, lag, loop.reverse))
+                values.append(past_rows(found[part], part.depth, lag, loop.reverse))
             else:
-                values.append(next(outputs) if part is None else carries[id(part)])
+                values.append(next(outputs) if part is None else found[part])
+        last = {v: found[part] for v, part in shared.items()}
+        built = Built(results, values, last, self.names_taken(loop))
         for i, value in enumerate(values):
             name = self.name if len(values) == 1 or self.name is None else f"{self.name}.{i}"
-            name_result(value, self.result_name(i, result) or name)
-        return Built(results, values, {v: carries[id(part)] for v, part in shared.items()})
+            name_result(value, built.free_name(self.result_name(i, result) or name))
+        return built
 
     def past_values(self, trace: Trace) -> dict[Variable, tuple[State, int]]:
         """Return the values of states that the step reads or returns, as state and lag.
@@ -251,8 +269,7 @@ class LoopBuilder:
         """
         found = {}
         for state in trace.loop.states:
-            row = next(iter(state.taps.values())).type
-            if state.next.type.dtype == row.dtype:
+            if state.next.type.dtype == state.type.dtype:
                 found[state.next] = (state, 0)
             found.update({value: (state, -tap) for tap, value in state.taps.items()})
         return found
@@ -261,6 +278,13 @@ class LoopBuilder:
         """Return what an output is called: by the user, or in the step."""
         known = self.outputs[i].name if i < len(self.outputs) else None
         return known or result.outputs[i].name
+
+    def names_taken(self, loop: Loop) -> set[str | None]:
+        """Return the names of what the loop is given."""
+        given = [argument.variable for argument, _, _ in self.rows]
+        given += [output.initial for output in self.outputs if output.initial is not None]
+        given += [part.outer for part in loop.non_sequences]
+        return {v.name for v in given} | {output.initial_name for output in self.outputs}
 
     def add_updates(self, trace: Trace) -> dict[SharedVariable, Carry]:
         """Turn the shared variables that change from step to step into carries."""
@@ -305,7 +329,7 @@ def add_captured(loop: Loop, given: Sequence[Variable] = ()) -> list[Variable]:
     return captured
 
 
-def sizes_of(loop: Loop, value: Variable) -> list[Variable | None]:
+def sizes_in_step(loop: Loop, value: Variable) -> list[Variable | None]:
     """Return the sizes of a value of a step, from the sizes of what it reads."""
     sources = loop.sources()
     captured = captured_variables([value], list(sources))
@@ -325,7 +349,7 @@ class LoopResult(TensorVariable):
         node = rows.owner
         is_part = node is not None and isinstance(node.op, Subtensor) and node.inputs[0] is self
         if self.name and is_part and rows.name is None:
-            name_result(rows, f"{self.name}[{index_text(node)}]")
+            name_result(rows, f"{self.name.removesuffix(OVER_TIME)}[{index_text(node)}]")
         return rows
 
     def __str__(self) -> str:

@@ -38,6 +38,7 @@ from scanlib.frontend.builder import called_as, name_result
 from scanlib.frontend.lags import lags
 from scanlib.frontend.loop_function import loop
 from scanlib.frontend.values import as_tensor, read_flag
+from scanlib.ops.graph import with_axes
 from scanlib.ops.logaddexp import logaddexp
 
 Arguments = dict[str, Variable]
@@ -306,7 +307,7 @@ def _start(
             f"dimension(s), but it has {init.type.ndim} ({init.type}); leave out the time axis"
         )
     check_rows(function, {**rows, "init": init.type.shape})
-    return pt.expand_dims(pt.cast(init, dtype), tuple(range(ndim - init.type.ndim)))
+    return with_axes(pt.cast(init, dtype), 0, ndim - init.type.ndim)
 
 
 def _matrix_scan(

@@ -27,6 +27,7 @@ from scanlib.frontend.arguments import read_axis
 from scanlib.frontend.builder import called_as
 from scanlib.frontend.direct_functions import read_numbers
 from scanlib.frontend.loop_function import loop
+from scanlib.ops.graph import sizes_of, with_axes
 
 # Up to this order every delay is a state. Compiling takes longer with every state, and beyond
 # it one step is enough work for arrays.
@@ -164,7 +165,7 @@ def _filter_by_scalars(
     b: Variable, a: Variable, signal: Variable, delays: Variable | None, order: int
 ) -> tuple[Variable, Variable]:
     """Filter with one state for every delay; return the signals and the last delays."""
-    start = pt.zeros(_row_shape(signal), dtype=signal.type.dtype)
+    start = pt.zeros(sizes_of(signal)[1:], dtype=signal.type.dtype)
     starts = {f"z{k + 1}": start if delays is None else delays[k] for k in range(order)}
 
     def step(delays: dict[str, Variable], row: dict[str, Variable]) -> Any:
@@ -196,8 +197,8 @@ def _filter_by_vector(
     columns = []
     for vector in (b, a):
         column = pt.set_subtensor(pt.zeros(n, dtype=dtype)[: vector.shape[0] - 1], vector[1:])
-        columns.append(pt.expand_dims(column, tuple(range(1, row_ndim + 1))))
-    start = pt.zeros((n, *_row_shape(signal)), dtype=dtype)
+        columns.append(with_axes(column, 1, row_ndim))
+    start = pt.zeros((n, *sizes_of(signal)[1:]), dtype=dtype)
     start = start if delays is None else pt.set_subtensor(start[:-1], delays)
 
     def step(delays: dict[str, Variable], row: dict[str, Variable]) -> Any:
@@ -209,9 +210,3 @@ def _filter_by_vector(
     with called_as("lfilter"):
         final, y = loop(step, {"z": start}, {"x": signal}, name="lfilter")
     return y, final["z"][:-1]
-
-
-def _row_shape(signal: Variable) -> list[Any]:
-    """Return the sizes of a row, numbers where they are known."""
-    sizes = zip(signal.type.shape[1:], list(signal.shape)[1:], strict=True)
-    return [size if known is None else known for known, size in sizes]

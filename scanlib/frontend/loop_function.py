@@ -47,6 +47,7 @@ from scanlib.frontend.step_function import (
 from scanlib.frontend.trees import Tree, difference, flatten
 from scanlib.frontend.values import NUMBER, as_tensor, as_variable, brief, read_flag
 from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.graph import with_axes
 from scanlib.ops.messages import loop_title
 
 Carry = TypeVar("Carry")
@@ -241,7 +242,7 @@ class _Step:
             )
         added = tuple(dim for dim in theirs if dim not in mine)
         leaf.dims = (*added, *mine)
-        output.initial = pt.expand_dims(output.initial, tuple(range(1, len(added) + 1)))
+        output.initial = with_axes(output.initial, 1, len(added))
         if output.tap_type is not None:
             shape = ((1,) * len(added)) + output.tap_type.shape
             output.tap_type = TensorType(output.tap_type.dtype, shape)
@@ -509,7 +510,8 @@ def loop(
     ys = []
     values = built.values[len(outputs) :]
     for value, dims, written in zip(values, call.y_dims, call.labels, strict=True):
-        ys.append(walk.over_time(value, dims, written or value.name))
+        name = built.free_name(written) or value.name
+        ys.append(walk.over_time(value, dims, name))
     stacked = call.ys.build(iter(ys))
     return (final, stacked, built.results.carries[-1]) if call.stops else (final, stacked)
 
@@ -530,7 +532,7 @@ def _final(built: Built, walk: _Walk, call: _Step, initial: list[Any]) -> list[A
         history = next(histories)
         if leaf.lags is None:
             value = history[0 if is_reverse else -1]
-            name_result(value, output.name)
+            name_result(value, built.free_name(output.name, "[-1]"))
             result.append(named(value, leaf.dims))
             continue
         rows = history[: leaf.lags] if is_reverse else history[-leaf.lags :]
@@ -538,5 +540,6 @@ def _final(built: Built, walk: _Walk, call: _Step, initial: list[Any]) -> list[A
         def last(lag: int, rows: Variable = rows, dims: Dims | None = leaf.dims) -> Variable:
             return named(rows[lag - 1 if is_reverse else -lag], dims)
 
-        result.append(Lags(leaf.lags, 1, last, walk.over_time(rows, leaf.dims, output.name)))
+        name = built.free_name(output.name)
+        result.append(Lags(leaf.lags, 1, last, walk.over_time(rows, leaf.dims, name)))
     return result

@@ -32,7 +32,10 @@ class Updates(dict[Variable, Variable]):
     """The values of shared variables after the last step, by the variables."""
 
     def __repr__(self) -> str:
-        return f"<updates of shared variables: {super().__repr__()}>"
+        return (
+            f"<updates of shared variables: {super().__repr__()}; with return_updates=False a loop "
+            "returns its outputs alone>"
+        )
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -104,7 +107,7 @@ def scan(
     n_steps : int or integer scalar variable, optional
         The number of steps; with `until` the greatest number. May be 0.
     truncate_gradient : int, optional
-        How many steps a derivative goes back from the last one; -1 for all of them.
+        How many steps a derivative goes back from the last one, at least 1; -1 for all of them.
     go_backwards : bool, optional
         Read the sequences from their last row to their first. Results are in the order in
         which the steps ran.
@@ -185,6 +188,11 @@ def scan(
         return_updates = read_flag(title, "return_updates", return_updates)
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
+        if isinstance(non_sequences, dict):
+            raise TypeError(
+                f"non_sequences is a dict with the keys {list(non_sequences)}; give its values as "
+                "a list, in the order of the step's parameters"
+            )
         given = [
             as_variable(value, f"non_sequences[{i}]")
             for i, value in enumerate(as_list(non_sequences))

@@ -103,7 +103,6 @@ def adapt_initial(
                     "returns"
                 )
         initial = pt.broadcast_to(initial, shape)
-    initial.name = argument.name
     argument.initial = initial
     argument.tap_type = wanted
 

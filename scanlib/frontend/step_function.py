@@ -18,6 +18,7 @@ from pytensor.tensor.random.op import RNGConsumerOp
 from pytensor.tensor.random.type import RandomType
 
 from scanlib.frontend.arguments import OutputArgument, describe_whole
+from scanlib.frontend.lags import Lags
 from scanlib.frontend.states import type_text
 from scanlib.frontend.trees import flatten
 from scanlib.frontend.values import as_variable
@@ -141,30 +142,42 @@ def call_function(
     Raises
     ------
     TypeError
-        If the function takes another number of arguments.
+        If the function takes another number of arguments, or returns a generator.
     """
     fits = _takes(fn, arguments)
     try:
-        return fn(*arguments)
+        returned = fn(*arguments)
     except Exception as error:
         if isinstance(error, TypeError) and not fits and not _was_entered(fn, error):
             text = _misfit(fn, texts, missing)
             raise TypeError(f"{where} is called with {text}") from None
         error.add_note(
             f"{where} is called before the loop runs, with symbolic variables: "
-            f"{'; '.join(map(_with_types, texts, arguments))}. In place of `if`, `math`, NumPy "
-            "and `jax.numpy` use functions of pytensor.tensor, such as where, exp and maximum, "
-            "h[i].set(v) in place of h[i] = v or h.at[i].set(v), and as_tensor(table)[i] to read a "
-            "list or an array of NumPy at a symbolic place."
+            f"{'; '.join(map(_with_types, texts, arguments))}. In place of `if`, `max`, `float`, "
+            "`math`, NumPy and `jax.numpy` use functions of pytensor.tensor, such as where, "
+            "maximum and exp, `until` to end the loop, h[i].set(v) in place of "
+            "h[i] = v or h.at[i].set(v), and as_tensor(table)[i] to read a list or an array of "
+            "NumPy at a symbolic place."
             # PyTensor's, for an index that is text
             + " The items of a row have numbers, x[0], not names."
             * isinstance(error, RecursionError)
         )
         raise
+    if inspect.isgenerator(returned):
+        raise TypeError(
+            f"{where} {step_name(fn)} returns a generator; write `return` in place of `yield`, and "
+            "a list in place of a generator expression"
+        )
+    return returned
 
 
 def _with_types(text: str, argument: Any) -> str:
-    """Return what an argument is, with the types of the variables that it consists of."""
+    """Return what an argument is, how it is read, and the types of the variables in it."""
+    if isinstance(argument, dict):
+        text += f", a dict with the keys {', '.join(map(repr, argument))}"
+    elif isinstance(argument, tuple | list | Lags):
+        first = argument.first if isinstance(argument, Lags) else 0
+        text += f", {type(argument).__name__}, to be read as v[{first}]"
     types = [type_text(leaf.type) for leaf in flatten(argument)[0] if isinstance(leaf, Variable)]
     return f"{text}: {', '.join(types)}" if types else text
 
@@ -276,10 +289,15 @@ def _sort_returned(returned: Any) -> StepResult:
 
 
 def _not_a_variable(value: Any) -> str:
+    advice = "Wrap constants with pytensor.tensor.constant"
+    if value is until or value is classic_until:
+        advice = "Write until(condition)"
+    elif isinstance(value, str | bytes):
+        advice = "Text cannot be stacked over time; leave it out"
     return (
         "a step function returns PyTensor variables, then updates of shared variables, then "
         f"`until`; got {value!r} of type {type(value).__name__}. "
-        "Wrap constants with pytensor.tensor.constant"
+        f"{advice}"
     )
 
 

@@ -17,7 +17,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors, io_toposort
 
 from scanlib.ops.expressions import Expressions
-from scanlib.ops.loop import Carry, Loop, State
+from scanlib.ops.loop import Loop
 from scanlib.ops.python_loop import PythonLoop
 from scanlib.ops.scan import Scan
 
@@ -161,9 +161,7 @@ def _steps(node: Apply, values: dict[Variable, Any]) -> Iterator[Step]:
     )
     written = Expressions(depth=len(computed), operands=len(computed) + 1)
     texts = [written.value(variable) for variable in computed]
-    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
-    result_names = [part.name or f"state {i}" for i, part in enumerate(recurrent)]
-    result_names += [part.name or f"output {i}" for i, part in enumerate(loop.outputs)]
+    result_names = [node.op.labels.result(i) for i in range(len(node.outputs))]
     for number, inputs, found in walked.walk(*given):
         yield Step(
             number,

@@ -108,7 +108,7 @@ class Words:
             place += 1 + output.type.ndim + 2
         rest = iter(range(place, place + 12))
         self.steps, self.capacity, self.begin, self.taken = islice(rest, 4)
-        self.workspace, self.workspace_size, self.turn = islice(rest, 3)
+        self.workspace, self.workspace_size, self.steps_per_poll = islice(rest, 3)
         self.part, self.parts, self.choice, self.job, self.chunks = rest
         self.functions = place + 12
         self._outputs, self._functions = outputs, functions

@@ -29,7 +29,7 @@ from pytensor.scalar.basic import Composite
 
 from scanlib._compat import ANGLE, DEG2RAD, RAD2DEG
 from scanlib.kernels import elementary
-from scanlib.kernels.language import DTYPES, INTEGERS, Type, Value, Writer
+from scanlib.kernels.language import DTYPES, FLOATS, INTEGERS, Type, Value, Writer
 from scanlib.ops.logaddexp import LogAddExp
 
 
@@ -65,6 +65,14 @@ class Pair:
 
 
 Number = Value | Pair
+
+
+def real(number: Number) -> Value:
+    """Return a number that is known not to be complex."""
+    assert isinstance(number, Value)
+    return number
+
+
 Rule = Callable[..., Any]
 
 
@@ -87,18 +95,16 @@ def added(x: Number, y: Number) -> Number:
     """Return the sum of two numbers of one dtype; that of truth values says whether one is true."""
     if isinstance(x, Pair) and isinstance(y, Pair):
         return x + y
-    assert isinstance(x, Value)
-    assert isinstance(y, Value)
-    return x | y if x.type.dtype == "bool" else x + y
+    one, other = real(x), real(y)
+    return one | other if one.type.dtype == "bool" else one + other
 
 
 def multiplied(x: Number, y: Number) -> Number:
     """Return the product of two numbers of one dtype; truth values say whether both are true."""
     if isinstance(x, Pair) and isinstance(y, Pair):
         return x * y
-    assert isinstance(x, Value)
-    assert isinstance(y, Value)
-    return x & y if x.type.dtype == "bool" else x * y
+    one, other = real(x), real(y)
+    return one & other if one.type.dtype == "bool" else one * other
 
 
 # Numbers of one dtype
@@ -484,8 +490,7 @@ class Scalars:
         if kind is ps.Complex:
             half = parts_of(made)
             assert half is not None
-            real, imag = (self._value(value, half) for value in inputs)
-            return [Pair(real, imag)]
+            return [Pair(*(self._value(value, half) for value in inputs))]
         half = parts_of(made)
         if half is not None and kind in PAIR_RULES:
             pairs = [self.pair(value, half) for value in inputs]
@@ -497,10 +502,10 @@ class Scalars:
         if half is None and kind is ps.Imag:
             return [w.constant(0, Type(made, self.lanes))]
         rule = RULES.get(kind)
-        if rule is None and made in ("float32", "float64"):
+        if rule is None and made in FLOATS:
             rule = FLOAT_RULES.get(kind)
         no_numbers = made == "bool" and kind in _NO_TRUTHS
-        no_bits = made in ("float32", "float64") and kind in _BITS
+        no_bits = made in FLOATS and kind in _BITS
         if rule is None or half is not None or no_numbers or no_bits:
             return self._outside(node, inputs)
         return [rule(w, *(self._value(value, made) for value in inputs))]
@@ -525,10 +530,7 @@ class Scalars:
     def spread(self, value: Number) -> Number:
         """Return a number in as many lanes as are being written."""
         if isinstance(value, Pair):
-            real, imag = self.spread(value.real), self.spread(value.imag)
-            assert isinstance(real, Value)
-            assert isinstance(imag, Value)
-            return Pair(real, imag)
+            return Pair(real(self.spread(value.real)), real(self.spread(value.imag)))
         if value.type.lanes == self.lanes:
             return value
         return self.writer.splat(value, self.lanes)
@@ -613,9 +615,7 @@ class Scalars:
     def _mixed_comparison(self, operation: str, inputs: list[Number], dtypes: list[str]) -> Value:
         """Compare a signed integer with an unsigned one that no signed dtype holds."""
         w = self.writer
-        x, y = inputs
-        assert isinstance(x, Value)
-        assert isinstance(y, Value)
+        x, y = map(real, inputs)
         if np.dtype(dtypes[0]).kind == "u":
             swapped = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}.get(operation, operation)
             return self._mixed_comparison(swapped, [y, x], dtypes[::-1])

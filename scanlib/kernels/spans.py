@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from scanlib.kernels.language import INT64, Type, Value, Writer
-from scanlib.kernels.scalars import LanesError, Number, Pair, added, parts_of
+from scanlib.kernels.scalars import LanesError, Number, Pair, added, parts_of, real
 
 LINE = 64  # bytes that are fetched together
 FEWEST_LANES = 4
@@ -64,9 +64,7 @@ def over_lanes(w: Writer, value: Value, combine: Callable[..., Number]) -> Value
             low, high = w.lane(value, 0), w.lane(value, 1)
         else:
             low, high = (w.shuffle(value, value, range(k, k + half)) for k in (0, half))
-        found = combine(low, high)
-        assert isinstance(found, Value)
-        value = found
+        value = real(combine(low, high))
     return value
 
 
@@ -163,9 +161,9 @@ class Total:
         return self.start if old is None else old
 
 
-def halves(lanes: int) -> list[int]:
+def lane_counts(lanes: int) -> list[int]:
     """Return how many numbers are taken at once, one count after the other."""
-    return [lanes, *halves(lanes // 2)] if lanes >= FEWEST_LANES else []
+    return [lanes, *lane_counts(lanes // 2)] if lanes >= FEWEST_LANES else []
 
 
 def walk(
@@ -216,12 +214,10 @@ class Span:
 
     def place(self, index: Value | int) -> Value | int:
         """Return how many bytes after the pointer an item is."""
-        if isinstance(index, int):
-            return (
-                self.start
-                if index == 0
-                else self.w.as_value(self.start, INT64) + (index * self.itemsize)
-            )
+        if index == 0:
+            return self.start
+        if isinstance(index, int) and not isinstance(self.start, int):
+            return self.start + index * self.itemsize
         return index * self.itemsize + self.start
 
     def load(self, index: Value | int, lanes: int = 1) -> Number:
@@ -229,9 +225,7 @@ class Span:
 
     def real(self, index: Value | int, lanes: int = 1) -> Value:
         """Read numbers that are known not to be complex."""
-        value = self.load(index, lanes)
-        assert isinstance(value, Value)
-        return value
+        return real(self.load(index, lanes))
 
     def store(self, index: Value | int, value: Number) -> None:
         store_number(self.w, self.pointer, self.place(index), value)
@@ -252,9 +246,7 @@ class Same:
         return spread(self.w, self.value, lanes)
 
     def real(self, index: Value | int, lanes: int = 1) -> Value:
-        value = self.load(index, lanes)
-        assert isinstance(value, Value)
-        return value
+        return real(self.load(index, lanes))
 
 
 Items = Span | Same

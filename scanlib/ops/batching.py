@@ -15,7 +15,6 @@ run, which the mask among its sequences tells it (`scanlib.ops.row_ops.ran_steps
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytensor.tensor as pt
@@ -25,11 +24,11 @@ from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib._compat import vectorize_rule
 from scanlib.lengths.batches import common, whole_batch
-from scanlib.ops.graph import is_tensor
-from scanlib.ops.loop import Carry, Loop
+from scanlib.ops.graph import is_tensor, sizes_of, with_axes
+from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
 from scanlib.ops.scan import Scan
-from scanlib.ops.shapes import body_input_shapes, output_row_shapes
+from scanlib.ops.shapes import stacked_row_shapes
 
 
 @vectorize_rule.register(Scan)
@@ -43,21 +42,8 @@ def _rank(core: Variable, batched: Variable) -> int:
     return batched.type.ndim - core.type.ndim if is_tensor(core) else 0
 
 
-def _sizes(variable: Variable, rank: int) -> list[Variable]:
-    """Return the batch shape of a variable, with constants where it is known."""
-    return [
-        variable.shape[axis] if size is None else pt.constant(size, dtype="int64")
-        for axis, size in enumerate(variable.type.shape[:rank])
-    ]
-
-
-def _pad(variable: Variable, ndim: int) -> Variable:
-    """Return a batch of scalars with axes of size one behind, to broadcast against rows."""
-    return pt.expand_dims(variable, tuple(range(variable.type.ndim, ndim)))
-
-
-def _loosen(variable: Variable, rank: int, like: Variable) -> Variable:
-    """Return a new body variable for a batch of values of the type of `like`."""
+def _batch_of(like: Variable, rank: int) -> Variable:
+    """Return a new body variable for a batch of such values."""
     return pt.TensorType(like.type.dtype, shape=(*(None,) * rank, *like.type.shape))(name=like.name)
 
 
@@ -77,16 +63,17 @@ class _Batcher:
 
     def __post_init__(self) -> None:
         self.loop = Loop.from_node(self.node)
-        self.rank = max(
-            (_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)),
-            default=0,
-        )
+        self.rank = max(self.ranks(), default=0)
         self._agree_on_steps()
         self._equalize()
 
+    def ranks(self) -> list[int]:
+        """Return how many batch dimensions each input has."""
+        return [_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)]
+
     def _agree_on_steps(self) -> None:
         """Give all loops of the batch one number of steps, and slices of one length."""
-        ranks = [_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)]
+        ranks = self.ranks()
         if self.op.signature.has_n_steps:
             steps = common(self.given[0], ranks[0])
             if steps is None:
@@ -101,14 +88,14 @@ class _Batcher:
 
     def _equalize(self) -> None:
         """Give all batched inputs the whole batch shape."""
-        ranks = [_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)]
+        ranks = self.ranks()
         batched = {i: rank for i, rank in enumerate(ranks) if rank}
         shapes = {tuple(self.given[i].type.shape[:rank]) for i, rank in batched.items()}
         is_uneven = len(shapes) > 1 and any(1 in shape for shape in shapes)
         if not is_uneven and len(set(map(len, shapes))) <= 1:
             self.shape = [s for i in [*batched][:1] for s in list(self.given[i].shape)[: self.rank]]
             return
-        sizes = [tuple(_sizes(self.given[i], rank)) for i, rank in batched.items()]
+        sizes = [tuple(sizes_of(self.given[i])[:rank]) for i, rank in batched.items()]
         self.shape = list(pt.broadcast_shape(*sizes, arrays_are_shapes=True))
         for i, rank in batched.items():
             rest = list(self.given[i].shape)[rank:]
@@ -123,7 +110,7 @@ class _Batcher:
         loop = self.loop
         for part, outer in zip(loop.sequences, given.sequences, strict=True):
             if _rank(part.outer, outer):
-                self.replacements[part.row] = row = _loosen(part.row, self.rank, part.row)
+                self.replacements[part.row] = row = _batch_of(part.row, self.rank)
                 if is_mask(part.outer):
                     self.masks.append(row)
                 part.row = row
@@ -131,15 +118,17 @@ class _Batcher:
             part.outer = outer
         for whole, outer in zip(loop.non_sequences, given.non_sequences, strict=True):
             if _rank(whole.outer, outer):
-                inner = _loosen(whole.inner, self.rank, whole.inner)
-                self.replacements[whole.inner] = inner
+                self.replacements[whole.inner] = inner = _batch_of(whole.inner, self.rank)
                 whole.inner = inner
             whole.outer = outer
-        states = {i for i, new in enumerate(given.initials) if _rank(loop.states[i].initial, new)}
-        carries = {i for i, new in enumerate(given.carries) if _rank(loop.carries[i].initial, new)}
-        vectorized = self.spread(states, carries)
-        self.batch_states(states, given.initials)
-        self.batch_carries(carries, given.carries)
+        starts = dict(zip(loop.recurrent, [*given.initials, *given.carries], strict=True))
+        batched = {part for part, new in starts.items() if _rank(part.initial, new)}
+        vectorized = self.spread(batched)
+        for own, initial in starts.items():
+            if own in batched:
+                self.batch(own, initial)
+            else:
+                own.initial = initial
         loop.set_body_outputs(vectorized)
         self.fill_results()
         if loop.stop is not None and loop.stop.type.ndim:
@@ -156,66 +145,54 @@ class _Batcher:
         order = [*range(1, self.rank + 1), 0, *range(self.rank + 1, variable.type.ndim)]
         return variable.dimshuffle(*order)
 
-    def spread(self, states: set[int], carries: set[int]) -> list[Variable]:
+    def spread(self, batched: set[State | Carry]) -> list[Variable]:
         """Vectorize the body until no further state becomes batched; return its results."""
         loop = self.loop
         cores = loop.body_outputs()
         while True:
-            for i in states:
-                for tap in loop.states[i].taps.values():
-                    if tap not in self.replacements:
-                        self.replacements[tap] = _loosen(tap, self.rank, tap)
-            for i in carries:
-                value = loop.carries[i].value
-                if value not in self.replacements:
-                    self.replacements[value] = _loosen(value, self.rank, value)
+            for part in loop.recurrent:
+                if part in batched:
+                    new = {v: _batch_of(v, self.rank) for v in part.taps.values()}
+                    self.replacements = new | self.replacements
             vectorized = vectorize_graph(cores, self.replacements)
             results = self.op.signature.split_body_outputs(vectorized)
             if self.masks or (results.stop is not None and results.stop.type.ndim):
                 # Each row stops by itself, so every value must be able to.
-                grown = set(range(len(loop.states)))
-                held = {i for i, c in enumerate(loop.carries) if is_tensor(c.value)}
+                grown = set(self.numbers())
             else:
-                grown = {i for i, s in enumerate(loop.states) if _rank(s.next, results.states[i])}
-                held = {i for i, c in enumerate(loop.carries) if _rank(c.next, results.carries[i])}
-            if grown <= states and held <= carries:
+                pairs = zip(loop.recurrent, vectorized, strict=False)
+                grown = {part for part, new in pairs if _rank(part.next, new)}
+            if grown <= batched:
                 return vectorized
-            states |= grown
-            carries |= held
+            batched |= grown
 
-    def batch_states(self, states: set[int], initials: Sequence[Variable]) -> None:
-        for i, (state, initial) in enumerate(zip(self.loop.states, initials, strict=True)):
-            if i not in states:
-                state.initial = initial
-                continue
-            if _rank(state.initial, initial):
-                initial = self.time_first(initial)
-            else:
-                sizes = list(initial.shape)
-                spread = pt.expand_dims(initial, tuple(range(1, self.rank + 1)))
-                initial = pt.broadcast_to(spread, [sizes[0], *self.shape, *sizes[1:]])
-            state.initial = initial
-            state.taps = {tap: self.replacements[var] for tap, var in state.taps.items()}
+    def numbers(self) -> list[State | Carry]:
+        """Return the states and the carries that are tensors."""
+        return [part for part in self.loop.recurrent if is_tensor(part.next)]
 
-    def batch_carries(self, carries: set[int], initials: Sequence[Variable]) -> None:
-        for i, (carry, initial) in enumerate(zip(self.loop.carries, initials, strict=True)):
-            if i not in carries:
-                carry.initial = initial
-                continue
-            if not _rank(carry.initial, initial):
-                initial = pt.broadcast_to(initial, [*self.shape, *list(initial.shape)])
-            carry.initial = initial
-            carry.value = self.replacements[carry.value]
+    def batch(self, part: State | Carry, initial: Variable) -> None:
+        """Give a state or carry the batch, and what it starts from."""
+        lead = int(isinstance(part, State))  # time
+        if not _rank(part.initial, initial):
+            sizes = list(initial.shape)
+            spread = with_axes(initial, 1, self.rank) if lead else initial
+            initial = pt.broadcast_to(spread, [*sizes[:lead], *self.shape, *sizes[lead:]])
+        elif lead:
+            initial = self.time_first(initial)
+        part.initial = initial
+        if isinstance(part, Carry):
+            part.value = self.replacements[part.value]
+        else:
+            part.taps = {tap: self.replacements[var] for tap, var in part.taps.items()}
 
     # Results
 
     def fill_results(self) -> None:
         """Give next values the batch that their state has."""
-        for state in self.loop.states:
-            state.next = _fill_like(next(iter(state.taps.values())), state.next)
-        for carry in self.loop.carries:
-            if is_tensor(carry.value):
-                carry.next = _fill_like(carry.value, carry.next)
+        for part in self.numbers():
+            model = part.tap(-part.depth)
+            if part.next.type.ndim < model.type.ndim:
+                part.next = pt.second(model, part.next)
 
     def stop_per_row(self) -> None:
         """Freeze rows that have stopped; stop when all have."""
@@ -225,17 +202,14 @@ class _Batcher:
         none = pt.zeros(self.shape, dtype="bool")
 
         def keep(old: Variable, new: Variable) -> Variable:
-            return pt.switch(_pad(before, new.type.ndim), old, new)
+            return pt.switch(with_axes(before, self.rank, new.type.ndim - self.rank), old, new)
 
-        for state in loop.states:
-            state.next = keep(state.tap(-1), state.next)
-        for carry in loop.carries:
-            if is_tensor(carry.value):
-                carry.next = keep(carry.value, carry.next)
+        for part in self.numbers():
+            part.next = keep(part.tap(-1), part.next)
         for output, row in zip(loop.outputs, self.output_rows(), strict=True):
             value = output.value
             if value.type.ndim < self.rank + len(row):
-                spread = pt.expand_dims(value, tuple(range(self.rank)))
+                spread = with_axes(value, 0, self.rank)
                 value = pt.broadcast_to(spread, [*before.shape, *list(value.shape)])
             initial = pt.zeros([*self.shape, *row], dtype=value.type.dtype)
             last = pt.TensorType(value.type.dtype, shape=(None,) * value.type.ndim)()
@@ -252,36 +226,24 @@ class _Batcher:
     def pass_over(self, mask: Variable) -> None:
         """Have rows that do not run a step keep their values, and give zeros as outputs."""
         loop = self.loop
-        for state in loop.states:
-            run = _pad(mask, state.next.type.ndim)
-            state.next = pt.switch(run, state.next, state.tap(-1))
-        for carry in loop.carries:
-            if is_tensor(carry.value):
-                run = _pad(mask, carry.next.type.ndim)
-                carry.next = pt.switch(run, carry.next, carry.value)
+        for part in self.numbers():
+            run = with_axes(mask, self.rank, part.next.type.ndim - self.rank)
+            part.next = pt.switch(run, part.next, part.tap(-1))
         cores = self.op.signature.split_body_outputs(self.op.body.outputs).outputs
         for output, core in zip(loop.outputs, cores, strict=True):
             zero = pt.zeros((), dtype=output.value.type.dtype)
-            run = _pad(mask, self.rank + core.type.ndim)
+            run = with_axes(mask, self.rank, core.type.ndim)
             output.value = pt.switch(run, output.value, zero)
 
     def output_rows(self) -> list[list[Variable]]:
         """Return the row shapes of the outputs of one loop of the batch."""
-        signature = self.op.signature
-        ranks = [_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)]
+        ranks = self.ranks()
         shapes = [
             list(new.shape)[rank:] if is_tensor(new) else None
             for new, rank in zip(self.given, ranks, strict=True)
         ]
-        values: list[Variable | None] = [None] * (
-            len(self.op.body.inputs) - signature.n_non_sequences
-        )
         shared = [None if rank else new for new, rank in zip(self.given, ranks, strict=True)]
-        values += signature.split_inputs(shared).non_sequences
-        outputs = signature.split_body_outputs(self.op.body.outputs).outputs
-        rows = output_row_shapes(
-            self.op.body.inputs, outputs, body_input_shapes(signature, shapes), values
-        )
+        rows = stacked_row_shapes(self.op.signature, self.op.body, shared, shapes)
         result: list[list[Variable]] = []
         for i, row in enumerate(rows):
             known = [size for size in row if size is not None]
@@ -294,18 +256,19 @@ class _Batcher:
         return result
 
     def finish(self) -> list[Variable]:
-        n_carries = self.op.signature.n_carries
+        n_carries = self.op.signature.n_carries  # others say who has stopped
         results = self.loop.apply()
         cores = self.op.signature.split_outputs(self.node.outputs)
-        histories = [
-            self.time_behind_batch(new) if _rank(core, new) else new
-            for core, new in zip(cores.histories, results.histories, strict=True)
+
+        def timed(cores: list[Variable], made: list[Variable]) -> list[Variable]:
+            pairs = zip(cores, made, strict=True)
+            return [self.time_behind_batch(new) if _rank(old, new) else new for old, new in pairs]
+
+        found = [
+            *timed(cores.histories, results.histories),
+            *results.carries[:n_carries],
+            *timed(cores.outputs, results.outputs),
         ]
-        outputs = [
-            self.time_behind_batch(new) if _rank(core, new) else new
-            for core, new in zip(cores.outputs, results.outputs, strict=True)
-        ]
-        found = [*histories, *results.carries[:n_carries], *outputs]
         return list(map(self.with_batch, self.node.outputs, found)) if self.batched_steps else found
 
     def with_batch(self, core: Variable, variable: Variable) -> Variable:
@@ -338,8 +301,3 @@ def vectorize_ran_steps(op: RanSteps, node: Apply, batched: Variable) -> list[Va
     counts = loop.op.signature.split_outputs(loop.outputs).carries[-1]
     steps = pt.arange(timed.shape[0] - op.depth)
     return [pt.lt(steps, pt.expand_dims(counts, -1))]
-
-
-def _fill_like(model: Variable, value: Variable) -> Variable:
-    """Return `value` with the batch dimensions of `model`."""
-    return pt.second(model, value) if value.type.ndim < model.type.ndim else value

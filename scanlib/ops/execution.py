@@ -1,7 +1,7 @@
-"""How `Scan.perform` runs a loop: compiled where a backend can, in plain Python otherwise.
+"""How `Scan.perform` runs a loop: as a backend does, or in plain Python.
 
 A backend registers a compiler with `register_compiler`; it takes an Op and one of its nodes
-and returns a function from input values to output values, or raises `NotCompilableError`.
+and returns a function from input values to output values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scanlib.ops.scan import Scan
 
 Runner = Callable[..., Sequence[Any]]
-Compiler = Callable[["Scan", Apply], Runner]
+Compiler = Callable[["LoopOp", Apply], Runner]
 
 
 class NotCompilableError(Exception):
@@ -69,15 +69,12 @@ def compiled_body(op: Scan) -> FunctionGraph:
 def runner_for(op: Any, node: Apply) -> Runner:
     """Return the function that runs the loop `op` on values.
 
-    The flag ``scanlib__perform`` decides: ``auto`` falls back to Python, ``numba`` insists on
+    The flag ``scanlib__perform`` decides: ``auto`` takes what the backend has, ``numba`` insists on
     the compiled loop, ``python`` never compiles.
     """
-    choice = config.scanlib__perform
-    if choice == "python" or not _compilers:
+    if config.scanlib__perform == "python" or not _compilers:
         return op.python_loop()
-    if choice == "numba":
-        return _compilers[0](op, node)
-    return CompiledOrPython(op, node)
+    return _compilers[0](op, node)
 
 
 class LoopOp:
@@ -101,6 +98,14 @@ class LoopOp:
         """Whether the number of steps is an input, the first one."""
         return self.signature.has_n_steps
 
+    def make_node(self, *inputs: Any) -> Apply:
+        """Apply a lowered Op as its loop would be; loops are differentiated and batched before."""
+        node = self.scan.make_node(*inputs)
+        return Apply(self, node.inputs, [out.type() for out in node.outputs])
+
+    def infer_shape(self, *arguments: Any) -> list[Any]:
+        return self.scan.infer_shape(*arguments)
+
     def steps_of(self, node: Apply) -> Steps:
         """Return what the loop says of lengths."""
         return self.signature.steps_of(node.inputs)
@@ -113,29 +118,14 @@ class LoopOp:
         """Return the plain loop; that of a lowered Op is the loop it was lowered from."""
         return kind(self.scan)
 
-    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+    def runner(self, node: Apply) -> Runner:
+        """Return the function that runs the loop on values, under the flags as they are."""
         choice = config.scanlib__perform
         if choice not in self._runners:
             self._runners[choice] = runner_for(self, node)
-        results = self._runners[choice](*inputs)
+        return self._runners[choice]
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        results = self.runner(node)(*inputs)
         for storage, value in zip(output_storage, results, strict=True):
             storage[0] = value
-
-
-class CompiledOrPython:
-    """Runs a loop compiled; in Python, from the first call on, if it cannot be compiled."""
-
-    def __init__(self, op: Any, node: Apply) -> None:
-        self.op = op
-        self.run: Runner
-        try:
-            self.run = _compilers[0](op, node)
-        except NotCompilableError:
-            self.run = op.python_loop()
-
-    def __call__(self, *inputs: Any) -> Sequence[Any]:
-        try:
-            return self.run(*inputs)
-        except NotCompilableError:
-            self.run = self.op.python_loop()
-            return self.run(*inputs)

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import Subtensor
 
-from scanlib.ops.graph import index_text
+from scanlib.ops.graph import core_op, index_text
 
 UNKNOWN = "..."  # stands for a value that has no name
 SYMBOLS = {
@@ -66,7 +65,7 @@ class Expressions:
     def node(self, node: Apply, depth: int | None = None) -> str:
         """Return what a node computes as an expression."""
         depth = self.depth if depth is None else depth
-        op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+        op = core_op(node)
         if isinstance(op, TensorFromScalar | ScalarFromTensor):
             return self.value(node.inputs[0], depth)
         if isinstance(op, DimShuffle):

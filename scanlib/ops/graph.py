@@ -8,9 +8,12 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, FrozenApply, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.graph.traversal import graph_inputs, toposort
 from pytensor.tensor.basic import ScalarFromTensor
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type import DenseTensorType, TensorType
 
@@ -35,6 +38,20 @@ def zeros_like(variable: Variable, dtype: str | None = None) -> Variable:
 def is_linear_algebra(op: object) -> bool:
     """Whether an Op factorizes, inverts or solves."""
     return type(op).__module__.startswith("pytensor.tensor.linalg")
+
+
+def core_op(node: Apply) -> Op:
+    """Return the Op of a node, without the batch around it."""
+    return node.op.core_op if isinstance(node.op, Blockwise) else node.op
+
+
+def applies(node: Apply | None, scalar_ops: Any) -> bool:
+    """Whether a node is an elementwise Op of some kinds, types of scalar Ops."""
+    return (
+        node is not None
+        and isinstance(node.op, Elemwise)
+        and isinstance(node.op.scalar_op, scalar_ops)
+    )
 
 
 def is_differentiable(variable: Variable) -> bool:
@@ -106,6 +123,19 @@ def readers_of(outputs: Sequence[Variable]) -> Readers:
 def row_type(variable: Variable) -> TensorType:
     """Return the type of one row of a tensor."""
     return TensorType(variable.type.dtype, shape=variable.type.shape[1:])
+
+
+def sizes_of(variable: Variable) -> list[Variable]:
+    """Return the shape of a tensor, in constants where it is known."""
+    return [
+        variable.shape[axis] if size is None else pt.constant(size, dtype="int64")
+        for axis, size in enumerate(variable.type.shape)
+    ]
+
+
+def with_axes(variable: Variable, first: int, count: int) -> Variable:
+    """Return a tensor with so many axes of size one, if any, behind its first ones."""
+    return pt.expand_dims(variable, tuple(range(first, first + count))) if count > 0 else variable
 
 
 def conform(variable: Variable, type: Any) -> Variable:

@@ -35,7 +35,7 @@ from pytensor.tensor.math import Sum
 from pytensor.tensor.special import softmax
 
 from scanlib._compat import DERIVATIVE_GRAPHS, LOG_ADD_EXP, LOG_SUM_EXP
-from scanlib.ops.graph import substitute
+from scanlib.ops.graph import applies, substitute
 from scanlib.ops.recursion import taken_apart
 from scanlib.source_keys import source_key
 
@@ -100,13 +100,13 @@ def stable_logs(outputs: Sequence[Variable]) -> dict[Variable, Variable]:
 def _stable(node: Apply, has_sums: bool) -> list[Variable]:
     """Return the outputs of a node in another form; nothing if it has none."""
     terms = None
-    if has_sums and _is(node, ps.Log):
+    if has_sums and applies(node, ps.Log):
         terms = _exponents(node.inputs[0])
     elif LOG_ADD_EXP is not None and isinstance(node.op, LOG_ADD_EXP):
         terms = _alike(node.inputs)
     if terms is not None:
         return [_log_of_sum(terms)]
-    if has_sums and _is(node, (ps.Mul, ps.TrueDiv)):
+    if has_sums and applies(node, (ps.Mul, ps.TrueDiv)):
         return _with_shares(node)
     derivative = _derivative_of_logs(node)
     if derivative is None:
@@ -118,18 +118,9 @@ def _stable(node: Apply, has_sums: bool) -> list[Variable]:
     return [cotangent * _share(terms, k) for k in range(len(terms))]
 
 
-def _is(node: Apply | None, scalar_ops: type | tuple[type, ...]) -> bool:
-    """Whether a node is an elementwise Op of one of some kinds."""
-    return (
-        node is not None
-        and isinstance(node.op, Elemwise)
-        and isinstance(node.op.scalar_op, scalar_ops)
-    )
-
-
 def _sums_exponentials(node: Apply) -> bool:
-    total = isinstance(node.op, Sum) or _is(node, ps.Add)
-    return total and any(_is(inp.owner, ps.Exp) for inp in node.inputs)
+    total = isinstance(node.op, Sum) or applies(node, ps.Add)
+    return total and any(applies(inp.owner, ps.Exp) for inp in node.inputs)
 
 
 def _alike(inputs: Sequence[Variable]) -> list[Variable] | None:
@@ -160,13 +151,13 @@ def _exponents(variable: Variable) -> list[Variable] | None:
     """Return the x, y, … of ``exp x + exp y + …``, None for anything else."""
 
     def parts(term: Variable) -> Sequence[Variable] | None:
-        is_sum = _is(term.owner, ps.Add) and term.type.dtype == variable.type.dtype
+        is_sum = applies(term.owner, ps.Add) and term.type.dtype == variable.type.dtype
         return term.owner.inputs if is_sum else None
 
     terms = taken_apart(variable, parts)
     if len(terms) < 2 or not variable.type.dtype.startswith("float"):
         return None
-    if any(not _is(v.owner, ps.Exp) or v.type.dtype != variable.type.dtype for v in terms):
+    if any(not applies(v.owner, ps.Exp) or v.type.dtype != variable.type.dtype for v in terms):
         return None
     return [term.owner.inputs[0] for term in terms]
 
@@ -193,7 +184,7 @@ def _with_shares(node: Apply) -> list[Variable]:
 
 def _share_of(factor: Variable, divisor: Variable, terms: list[Variable] | None) -> Variable | None:
     """Return an exponential divided by a sum of exponentials that it is one of, else None."""
-    if not _is(factor.owner, ps.Exp):
+    if not applies(factor.owner, ps.Exp):
         return None
     (term,) = factor.owner.inputs
     if terms is not None:
@@ -221,9 +212,9 @@ def _factors(variable: Variable) -> tuple[list[Variable], list[Variable]]:
     pending = [(variable, 0)]
     while pending:
         factor, side = pending.pop()
-        if _is(factor.owner, ps.Mul):
+        if applies(factor.owner, ps.Mul):
             pending += [(inp, side) for inp in reversed(factor.owner.inputs)]
-        elif _is(factor.owner, ps.TrueDiv):
+        elif applies(factor.owner, ps.TrueDiv):
             above, below = factor.owner.inputs
             pending += [(below, 1 - side), (above, side)]
         else:

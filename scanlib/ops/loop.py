@@ -8,13 +8,15 @@ and makes the `Scan` node. Nobody slices flat lists by hand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.type import RandomType
+from pytensor.tensor.type import TensorType
 
 from scanlib._compat import copy_graph, freeze_graph
 from scanlib.ops.checkpoint_schedules import Schedule
@@ -24,7 +26,7 @@ from scanlib.ops.scan import RandomScan, Scan
 from scanlib.ops.signature import Labels, OuterInputs, Signature
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """An input read one row per step: `outer` of shape (T, ...), its `row` in the body."""
 
@@ -33,7 +35,7 @@ class Sequence:
     name: str | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class State:
     """A value carried from step to step with its past rows.
 
@@ -51,16 +53,21 @@ class State:
     def depth(self) -> int:
         return -min(self.taps)
 
+    @property
+    def type(self) -> TensorType:
+        """The type of a row as a step reads it."""
+        return next(iter(self.taps.values())).type
+
     def tap(self, offset: int) -> Variable:
         """Return the body variable of a tap, added where the body does not read it yet."""
         if offset not in self.taps:
             if -offset > self.depth:
                 raise ValueError(f"tap {offset} lies beyond the state's {self.depth} rows")
-            self.taps[offset] = next(iter(self.taps.values())).type()
+            self.taps[offset] = self.type()
         return self.taps[offset]
 
 
-@dataclass
+@dataclass(eq=False)
 class Carry:
     """A state of depth 1 that is never stored over time."""
 
@@ -68,9 +75,23 @@ class Carry:
     value: Variable
     next: Variable
     name: str | None = None
+    depth: ClassVar[int] = 1
+
+    @property
+    def type(self) -> Any:
+        """The type of the value."""
+        return self.value.type
+
+    @property
+    def taps(self) -> dict[int, Variable]:
+        """What a step reads of it, as of a state."""
+        return {-1: self.value}
+
+    def tap(self, offset: int) -> Variable:
+        return self.taps[offset]
 
 
-@dataclass
+@dataclass(eq=False)
 class NonSequence:
     """An input that every step sees whole."""
 
@@ -79,12 +100,20 @@ class NonSequence:
     name: str | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Output:
     """A value stacked over time that no later step reads."""
 
     value: Variable
     name: str | None = None
+
+    @property
+    def type(self) -> Any:
+        """The type of a row."""
+        return self.value.type
+
+
+Part = State | Carry | Output  # what has a result; a part is equal to itself alone
 
 
 class Results(NamedTuple):
@@ -166,8 +195,18 @@ class Loop:
 
     @classmethod
     def from_node(cls, node: Apply) -> Loop:
-        """Take the loop of an `Apply` node apart."""
-        return cls.from_op(node.op, node.inputs)
+        """Take the loop of a node apart, one that was lowered as it was before."""
+        return cls.from_op(node.op.scan, node.inputs)
+
+    @property
+    def recurrent(self) -> list[State | Carry]:
+        """What is passed from step to step."""
+        return [*self.states, *self.carries]
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parts that have a result, in the order of the results."""
+        return [*self.states, *self.carries, *self.outputs]
 
     def signature(self) -> Signature:
         """Return the signature of the loop as it stands."""
@@ -237,6 +276,14 @@ class Loop:
             output.value = value
         self.stop = parts.stop
 
+    def rows_of_taps(self, histories: Iterable[Variable]) -> list[Sequence]:
+        """Return what steps read of the states as sequences, where their histories are known."""
+        return [
+            Sequence(past_rows(history, state.depth, -offset, self.reverse), tap)
+            for state, history in zip(self.states, histories, strict=True)
+            for offset, tap in state.taps.items()
+        ]
+
     def substitute(self, replacements: Mapping[Variable, Variable]) -> None:
         """Replace variables inside the body."""
         self.set_body_outputs(substitute(self.body_outputs(), replacements))
@@ -255,12 +302,18 @@ class Loop:
     def replace_outer(self, replacements: Mapping[Variable, Variable]) -> None:
         """Give the loop other inputs."""
         self.n_steps = None if self.n_steps is None else replacements[self.n_steps]
-        recurrent: list[State | Carry] = [*self.states, *self.carries]
-        for part in recurrent:
+        for part in self.recurrent:
             part.initial = replacements[part.initial]
         given: list[Sequence | NonSequence] = [*self.sequences, *self.non_sequences]
         for one in given:
             one.outer = replacements[one.outer]
+
+    def drop_unread_inputs(self) -> None:
+        """Drop sequences and non-sequences that no step reads, but for what gives the length."""
+        read = set(ancestors(self.body_outputs()))
+        self.non_sequences = [part for part in self.non_sequences if part.inner in read]
+        kept = [part for part in self.sequences if part.row in read]
+        self.sequences = kept if kept or self.n_steps is not None else self.sequences[:1]
 
     def length(self) -> Variable:
         """Return the greatest number of steps the loop can take, as an int64 scalar."""
@@ -270,10 +323,8 @@ class Loop:
 
     def conform_body(self) -> None:
         """Make every next value fit the type of the state or carry it replaces."""
-        for state in self.states:
-            state.next = conform(state.next, next(iter(state.taps.values())).type)
-        for carry in self.carries:
-            carry.next = conform(carry.next, carry.value.type)
+        for part in self.recurrent:
+            part.next = conform(part.next, part.type)
 
     def apply(self) -> Results:
         """Freeze the body and apply the loop to its outer variables."""
@@ -293,6 +344,10 @@ class Loop:
         node = op.make_node(*inputs)
         parts = signature.split_outputs(node.outputs)
         return Results(parts.histories, parts.carries, parts.outputs, node)
+
+    def results(self) -> dict[Part, Variable]:
+        """Apply the loop; return the result of each part."""
+        return dict(zip(self.parts, self.apply().node.outputs, strict=True))
 
 
 def past_rows(history: Variable, depth: int, lag: int, reverse: bool) -> Variable:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
@@ -48,6 +48,18 @@ class FailureRecord(Feature):
         self.failures: list[RewriteFailure] = []
 
 
+Record = TypeVar("Record", bound=Feature)
+
+
+def record_in(fgraph: FunctionGraph, kind: type[Record]) -> Record:
+    """Return the record of a kind that a graph has, a new one where it has none."""
+    found = next(iter(features(fgraph, kind)), None)
+    if found is None:
+        found = kind()
+        fgraph.attach_feature(found)
+    return found
+
+
 def failures_of(fgraph: FunctionGraph) -> list[RewriteFailure]:
     """Return the errors in the rewrites of a graph."""
     return [failure for each in features(fgraph, FailureRecord) for failure in each.failures]
@@ -55,10 +67,7 @@ def failures_of(fgraph: FunctionGraph) -> list[RewriteFailure]:
 
 def note_failure(fgraph: FunctionGraph, failure: RewriteFailure) -> None:
     """Keep an error with the graph in whose rewrites it occurred."""
-    record = next(iter(features(fgraph, FailureRecord)), None)
-    if record is None:
-        record = FailureRecord()
-        fgraph.attach_feature(record)
+    record = record_in(fgraph, FailureRecord)
     if failure not in record.failures:
         record.failures.append(failure)
 

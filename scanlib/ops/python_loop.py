@@ -1,4 +1,4 @@
-"""The loop in plain Python: the fall-back for bodies that no backend can compile.
+"""The loop in plain Python: without any kernels, or for a backend that puts kernels into its steps.
 
 It walks the steps one by one and calls the compiled body for each; histories are written
 once, row by row, into arrays made before the first step.
@@ -24,10 +24,12 @@ from scanlib.ops.errors import (
     StepShapeError,
 )
 from scanlib.ops.messages import Messages
-from scanlib.ops.shapes import body_input_shapes, output_row_shapes
+from scanlib.ops.shapes import stacked_row_shapes
 
 if TYPE_CHECKING:
     from scanlib.ops.scan import Scan
+
+FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
 
 
 class PythonLoop:
@@ -77,83 +79,138 @@ class PythonLoop:
             except StopIteration as end:
                 return end.value
 
-    def walk(self, *inputs: Any) -> Generator[tuple[int, list, Sequence[Any]], None, list[Any]]:
-        """Take the steps; yield the place, the arguments and the results of each."""
+    def start(self, inputs: Sequence[Any]) -> tuple[Any, int, int, list[Any], list[Any]]:
+        """Return the inputs in groups, the number of steps, for how many there is memory at first,
+        histories and carries."""
         outer = self.signature.split_inputs(inputs)
         steps = count_steps(self.messages, outer)
-        histories = [self._history(i, initial, steps) for i, initial in enumerate(outer.initials)]
-        carries = [self.copied(value) for value in outer.carries]
-        stacks: list[Any] = [None] * self.signature.n_outputs
+        grows = self.signature.has_stop and not self.signature.reverse
+        capacity = min(steps, FIRST_CAPACITY) if grows else steps
+        histories = [self._history(i, first, capacity) for i, first in enumerate(outer.initials)]
+        return outer, steps, capacity, histories, [self.copied(value) for value in outer.carries]
+
+    def walk(self, *inputs: Any) -> Generator[tuple[int, list, Sequence[Any]], None, list[Any]]:
+        """Take the steps; yield the place, the arguments and the results of each."""
+        signature = self.signature
+        outer, steps, capacity, histories, carries = self.start(inputs)
+        stacks: list[Any] = [None] * signature.n_outputs
+        first_carry = signature.n_states
+        first_output = first_carry + signature.n_carries
+        stop = first_output + signature.n_outputs
         done = 0
         while done < steps:
-            t = steps - 1 - done if self.signature.reverse else done
-            arguments = self._arguments(t, outer, histories, carries)
+            if done == capacity:
+                capacity = min(steps, 2 * capacity)
+                histories, stacks = self.grown(histories, stacks, done, capacity)
+            t = steps - 1 - done if signature.reverse else done
+            arguments = [self.as_array(sequence[t]) for sequence in outer.sequences]
+            arguments += [
+                self.row(histories[i], place + t * moves) for i, place, moves in self.taps
+            ]
+            arguments += carries
+            arguments += outer.non_sequences
             found = self.step(*arguments)
-            result = self.signature.split_body_outputs(found[: len(self.op.body.outputs)])
-            for i, value in enumerate(result.states):
-                self._write_state(i, histories[i], t, done, value)
-            carries = result.carries
-            for i, value in enumerate(result.outputs):
-                stacks[i] = self._write_output(i, stacks[i], t, done, steps, value)
+            for i, history in enumerate(histories):
+                self._write_state(i, history, t, done, found[i])
+            carries = list(found[first_carry:first_output])
+            for i in range(signature.n_outputs):
+                value = self.as_array(found[first_output + i])
+                if done == 0:
+                    stacks[i] = self.empty((capacity, *value.shape), value)
+                self.check_row(self.messages.output_shape, i, done, stacks[i], value)
+                stacks[i][t] = value
             done += 1
             yield t, arguments, found
-            if result.stop is not None and bool(result.stop):
+            if signature.has_stop and bool(found[stop]):
                 break
+        return self.end(inputs, histories, carries, stacks, done, capacity)
+
+    def end(
+        self,
+        inputs: Sequence[Any],
+        histories: list[Any],
+        carries: list[Any],
+        stacks: list[Any],
+        done: int,
+        capacity: int,
+    ) -> list[Any]:
+        """Return the results after `done` steps, of `capacity` for which there is memory."""
         if done < self.signature.required_steps:
             raise IndexError(self.messages.missing_steps())
         if done == 0:
             stacks = self._empty_outputs(inputs)
-        return self._finish(histories, carries, stacks, done, steps)
+        return self._finish(histories, carries, stacks, done, capacity)
 
-    def _history(self, i: int, initial: Any, steps: int) -> Any:
+    @cached_property
+    def taps(self) -> list[tuple[int, int, int]]:
+        """What a step reads of states: which, and the place before the first step, and whether it
+        moves on with the steps."""
+        return [
+            (i, -tap - untraced if self.signature.reverse else depth + tap, not untraced)
+            for i, (taps, depth, untraced) in enumerate(
+                zip(
+                    self.signature.taps,
+                    self.signature.depths,
+                    self.signature.untraced,
+                    strict=True,
+                )
+            )
+            for tap in taps
+        ]
+
+    def _history(self, i: int, initial: Any, capacity: int) -> Any:
         depth = self.signature.depths[i]
         if len(initial) != depth:
             raise InitialRowsError(self.messages.initial_rows(i), len(initial))
         if self.signature.untraced[i]:
             return self.copied(initial)
-        history = self.empty((steps + depth, *initial.shape[1:]), initial)
+        history = self.empty((capacity + depth, *initial.shape[1:]), initial)
         if self.signature.reverse:
-            history[steps:] = initial
+            history[capacity:] = initial
         else:
             history[:depth] = initial
         return history
 
-    def _arguments(self, t: int, outer: Any, histories: list, carries: list) -> list[Any]:
-        arguments = [self.as_array(sequence[t]) for sequence in outer.sequences]
-        for i, history in enumerate(histories):
-            start = 0 if self.signature.untraced[i] else t
-            for tap in self.signature.taps[i]:
-                if self.signature.reverse:
-                    row = start - tap - self.signature.untraced[i]
-                else:
-                    row = start + self.signature.depths[i] + tap
-                arguments.append(self.row(history, row))
-        return [*arguments, *carries, *outer.non_sequences]
+    def grown(
+        self, histories: list[Any], stacks: list[Any], done: int, capacity: int
+    ) -> tuple[list[Any], list[Any]]:
+        """Return what holds the rows of `done` steps in memory for more."""
+
+        def larger(rows: Any, extra: int) -> Any:
+            found = self.empty((capacity + extra, *rows.shape[1:]), rows)
+            found[: done + extra] = rows
+            return found
+
+        kept = zip(histories, self.signature.depths, self.signature.untraced, strict=True)
+        return (
+            [rows if untraced else larger(rows, depth) for rows, depth, untraced in kept],
+            [larger(rows, 0) for rows in stacks],
+        )
+
+    def check_row(
+        self, text: Callable[[int, int], str], i: int, done: int, rows: Any, value: Any
+    ) -> None:
+        """Check that a result of a step has the shape of the rows before it."""
+        if rows.shape[1:] == value.shape:
+            return
+        for axis, (expected, size) in enumerate(zip(rows.shape[1:], value.shape, strict=True)):
+            if expected != size:
+                raise StepShapeError(text(i, axis), done, expected, size)
 
     def _write_state(self, i: int, history: Any, t: int, done: int, value: Any) -> None:
         value = self.as_array(value)
-        for axis, (expected, size) in enumerate(zip(history.shape[1:], value.shape, strict=True)):
-            if expected != size:
-                raise StepShapeError(self.messages.state_shape(i, axis), done, expected, size)
+        self.check_row(self.messages.state_shape, i, done, history, value)
         depth = self.signature.depths[i]
         if not self.signature.untraced[i]:
             history[t if self.signature.reverse else t + depth] = value
         elif self.signature.reverse:
-            history[1:] = self.copied(history[: depth - 1])
+            if depth > 1:
+                history[1:] = self.copied(history[: depth - 1])
             history[0] = value
         else:
-            history[: depth - 1] = self.copied(history[1:])
+            if depth > 1:
+                history[: depth - 1] = self.copied(history[1:])
             history[-1] = value
-
-    def _write_output(self, i: int, stack: Any, t: int, done: int, steps: int, value: Any) -> Any:
-        value = self.as_array(value)
-        if stack is None:
-            stack = self.empty((steps, *value.shape), value)
-        for axis, (expected, size) in enumerate(zip(stack.shape[1:], value.shape, strict=True)):
-            if expected != size:
-                raise StepShapeError(self.messages.output_shape(i, axis), done, expected, size)
-        stack[t] = value
-        return stack
 
     def _empty_outputs(self, inputs: Sequence[Any]) -> list[Any]:
         if self._row_shapes is None:
@@ -167,9 +224,9 @@ class PythonLoop:
         ]
 
     def _finish(
-        self, histories: list, carries: list, stacks: list, done: int, steps: int
+        self, histories: list, carries: list, stacks: list, done: int, capacity: int
     ) -> list[Any]:
-        skipped = steps - done
+        skipped = capacity - done
         if skipped:
             first = skipped if self.signature.reverse else 0
             histories = [
@@ -192,13 +249,8 @@ def row_shape_graph(op: Scan) -> FunctionGraph:
     It is used when no step runs. Sizes that only a step could tell are zero.
     """
     inputs = [type() for type in op.outer_input_types()]
-    shapes = body_input_shapes(
-        op.signature, [list(v.shape) if hasattr(v.type, "ndim") else None for v in inputs]
-    )
-    values = [None] * (len(op.body.inputs) - op.signature.n_non_sequences)
-    values += inputs[len(inputs) - op.signature.n_non_sequences :]
-    outputs = op.signature.split_body_outputs(op.body.outputs).outputs
-    rows = output_row_shapes(op.body.inputs, outputs, shapes, values)
+    shapes = [list(v.shape) if hasattr(v.type, "ndim") else None for v in inputs]
+    rows = stacked_row_shapes(op.signature, op.body, inputs, shapes)
     sizes = [pt.as_tensor_variable(0 if dim is None else dim) for row in rows for dim in row]
     return FunctionGraph(inputs, sizes, clone=False)
 

@@ -30,7 +30,7 @@ from scanlib.ops.connection import connection_pattern
 from scanlib.ops.derivatives import HasDerivatives
 from scanlib.ops.execution import LoopOp, load_backends
 from scanlib.ops.frozen_body import HasFrozenBody
-from scanlib.ops.shapes import body_input_shapes, output_row_shapes
+from scanlib.ops.shapes import stacked_row_shapes
 from scanlib.ops.signature import Labels, OuterInputs, Signature
 
 
@@ -199,12 +199,7 @@ class Scan(HasFrozenBody, HasDerivatives, LoopOp, PrintedOp):
             first = pt.constant(depth, dtype="int64") if untraced else rows(history, depth)
             result.append((first, *initial[1:]))
         result.extend(outer.carries)
-        values = [None] * (len(self.body.inputs) - signature.n_non_sequences)
-        values += signature.split_inputs(node.inputs).non_sequences
-        body_outputs = signature.split_body_outputs(self.body.outputs).outputs
-        row_shapes = output_row_shapes(
-            self.body.inputs, body_outputs, body_input_shapes(signature, shapes), values
-        )
+        row_shapes = stacked_row_shapes(signature, self.body, node.inputs, shapes)
         for out, row in zip(outs.outputs, row_shapes, strict=True):
             dims = [Shape_i(i + 1)(out) if dim is None else dim for i, dim in enumerate(row)]
             result.append((rows(out, 0), *dims))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytensor.tensor as pt
 from pytensor.compile.builders import infer_shape
 from pytensor.graph.basic import Variable
+from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import MakeVector
@@ -36,6 +37,30 @@ def body_input_shapes(
         *outer.carries,
         *outer.non_sequences,
     ]
+
+
+def stacked_row_shapes(
+    signature: Signature,
+    body: FrozenFunctionGraph,
+    inputs: Sequence[Variable | None],
+    shapes: Sequence[Sequence | None],
+) -> list[list[Variable | None]]:
+    """Return the shapes of the rows of a loop's stacked outputs; see `output_row_shapes`.
+
+    Parameters
+    ----------
+    signature : Signature
+    body : FrozenFunctionGraph
+        One step.
+    inputs : sequence of Variable or None
+        What the loop is applied to; None for what differs from step to step.
+    shapes : sequence
+        The shape of each.
+    """
+    fixed = signature.split_inputs(inputs).non_sequences
+    values = [*[None] * (len(body.inputs) - len(fixed)), *fixed]
+    outputs = signature.split_body_outputs(body.outputs).outputs
+    return output_row_shapes(body.inputs, outputs, body_input_shapes(signature, shapes), values)
 
 
 def output_row_shapes(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from scanlib.kernels.language import Value
 from scanlib.recurrences import affine, clamp, logaffine, squares
-from scanlib.recurrences.block_scans import Block, Formulas, Steps
+from scanlib.recurrences.block_scans import Formulas, StepBlock, Steps
 from scanlib.recurrences.form import Component, NotInFamilyError
 
 
@@ -31,7 +31,7 @@ class RecurrenceClass:
     """
 
     formulas: Formulas
-    scan: Callable[[Block, Steps], Value]
+    scan: Callable[[StepBlock, Steps], Value]
     is_real: bool = True
 
 

@@ -24,6 +24,7 @@ before which there is no sum but the state itself.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,12 @@ from scanlib.kernels.spans import Same
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences.block_scans import (
     GROUP,
-    Block,
     Bounds,
     Formulas,
     Function,
     Lanes,
     LaneScan,
+    StepBlock,
     Steps,
     halves,
 )
@@ -87,7 +88,7 @@ def recognize(component: Component) -> Recurrence:
     if dtype == "bool":
         raise NotInFamilyError("arithmetic on truth values is no affine recurrence")
     forms = component.propagate(
-        lambda part, tap: AffineForm({(part, tap): None}, None), _Step(component).forms
+        lambda part, tap: AffineForm({(part, tap): None}, None), partial(_forms, component)
     )
     elements = Elements(dtype)
     terms, constants = [], []
@@ -103,98 +104,80 @@ def recognize(component: Component) -> Recurrence:
     return elements.recurrence("affine", component, tuple(terms), tuple(constants))
 
 
-@dataclass
-class _Step:
-    """From the forms of a node's inputs to those of its outputs."""
-
-    component: Component
-
-    def forms(self, node: Apply, given: list[AffineForm | None]) -> list[AffineForm]:
-        op, dtype = node.op, node.outputs[0].type.dtype
-        # A cast rounds what the elements would keep.
-        is_same = isinstance(op, ps.Cast | ps.Identity) and node.inputs[0].type.dtype == dtype
-        if is_same and given[0] is not None:
-            return [given[0]]
-        if isinstance(op, ps.Switch) and given[0] is None:
-            return [self.switch(node, given)]
-        if not isinstance(op, ARITHMETIC):
-            raise NotInFamilyError(f"{op} of {self.named(node, given)} is not affine")
+def _forms(component: Component, node: Apply, given: list[AffineForm | None]) -> list[AffineForm]:
+    """Return the forms of a node's outputs from those of its inputs."""
+    op, dtype = node.op, node.outputs[0].type.dtype
+    # A cast rounds what the elements would keep.
+    is_same = isinstance(op, ps.Cast | ps.Identity) and node.inputs[0].type.dtype == dtype
+    if is_same and given[0] is not None:
+        return [given[0]]
+    if isinstance(op, ps.Switch) and given[0] is None:
+        return [_choice(node, given)]
+    if isinstance(op, ARITHMETIC):
         # An operation converts what it is given first: int8 products in an int64 sum do not wrap.
         inputs = [_cast(inp, dtype) for inp in node.inputs]
+        forms = list(map(_lifted, inputs, given))
         if isinstance(op, ps.Add):
-            return [self.add(inputs, given)]
+            return [reduce(_plus, forms)]
         if isinstance(op, ps.Sub):
-            left, right = (self.lift(*pair) for pair in zip(inputs, given, strict=True))
-            return [_plus(left, _scaled(right, _number(-1, dtype)))]
+            return [_plus(forms[0], _scaled(forms[1], _number(-1, dtype)))]
         if isinstance(op, ps.Neg):
-            return [_scaled(self.lift(inputs[0], given[0]), _number(-1, dtype))]
-        if isinstance(op, ps.Mul):
-            return [self.multiply(node, inputs, given)]
-        if isinstance(op, ps.TrueDiv) and given[1] is None and given[0] is not None:
-            return [_scaled(given[0], _inverse(inputs[1]))]
-        raise NotInFamilyError(f"{op} of {self.named(node, given)} is not affine")
-
-    def named(self, node: Apply, given: list[AffineForm | None]) -> str:
-        for form in given:
-            if form is not None:
-                part = next(iter(form.coefficients), None)
-                if part is not None:
-                    return self.component.name(self.component.taps[part[0]][part[1]])
-        return "a state"
-
-    def lift(self, value: Variable, form: AffineForm | None) -> AffineForm:
-        return AffineForm({}, value) if form is None else form
-
-    def add(self, inputs: list[Variable], given: list[AffineForm | None]) -> AffineForm:
-        total = AffineForm({}, None)
-        for value, form in zip(inputs, given, strict=True):
-            total = _plus(total, self.lift(value, form))
-        return total
-
-    def multiply(
-        self, node: Apply, inputs: list[Variable], given: list[AffineForm | None]
-    ) -> AffineForm:
+            return [_scaled(forms[0], _number(-1, dtype))]
         linear = [form for form in given if form is not None]
-        if len(linear) > 1:
-            raise NotInFamilyError(
-                f"a coefficient of {self.named(node, given)} reads a state itself"
-            )
-        # What stands before the state is multiplied first.
-        place = next(k for k, form in enumerate(given) if form is not None)
-        before, after = inputs[:place], inputs[place + 1 :]
-        result = linear[0]
-        if before:
-            result = _scaled(result, before[0] if len(before) == 1 else ps.mul(*before))
-        for value in after:
-            result = _scaled(result, value)
-        return result
+        if isinstance(op, ps.Mul) and len(linear) > 1:
+            text = f"a coefficient of {_named(component, given)} reads a state itself"
+            raise NotInFamilyError(text)
+        if isinstance(op, ps.Mul):
+            return [_product(linear[0], inputs, given.index(linear[0]))]
+        if given[1] is None and given[0] is not None:
+            return [_scaled(given[0], _inverse(inputs[1]))]
+    raise NotInFamilyError(f"{op} of {_named(component, given)} is not affine")
 
-    def switch(self, node: Apply, given: list[AffineForm | None]) -> AffineForm:
-        condition = node.inputs[0]
-        left, right = (self.lift(*pair) for pair in zip(node.inputs[1:], given[1:], strict=True))
-        dtype = node.outputs[0].type.dtype
-        zero, one = _number(0, dtype), _number(1, dtype)
-        # What changes no number, not even -0.0.
-        nothing = _number(-0.0, dtype) if kind(node.outputs[0]) == "f" else zero
 
-        def pick(a: Variable | None, b: Variable | None) -> Variable:
-            return ps.switch(condition, nothing if a is None else a, nothing if b is None else b)
+def _named(component: Component, given: list[AffineForm | None]) -> str:
+    """Return how messages name a state that one of the forms reads."""
+    keys = [key for form in given if form is not None for key in [*form.coefficients][:1]]
+    return component.name(component.taps[keys[0][0]][keys[0][1]]) if keys else "a state"
 
-        def coefficient(form: AffineForm, key: Key) -> Variable:
-            if key in form.coefficients:
-                return _guarded(form.coefficients[key], one)
-            return replaced(form.constant, zero)
 
-        coefficients: dict[Key, Coefficient | None] = {}
-        for key in {**left.coefficients, **right.coefficients}:
-            if all(form.coefficients.get(key, zero) is None for form in (left, right)):
-                coefficients[key] = None
-            else:
-                either = pick(coefficient(left, key), coefficient(right, key))
-                coefficients[key] = Coefficient(either)
-        if left.constant is None and right.constant is None:
-            return AffineForm(coefficients, None)
-        return AffineForm(coefficients, pick(left.constant, right.constant))
+def _lifted(value: Variable, form: AffineForm | None) -> AffineForm:
+    return AffineForm({}, value) if form is None else form
+
+
+def _product(form: AffineForm, inputs: list[Variable], place: int) -> AffineForm:
+    """Return a product in which a form has a place; what stands before it is multiplied first."""
+    before, after = inputs[:place], inputs[place + 1 :]
+    if before:
+        form = _scaled(form, before[0] if len(before) == 1 else ps.mul(*before))
+    return reduce(_scaled, after, form)
+
+
+def _choice(node: Apply, given: list[AffineForm | None]) -> AffineForm:
+    """Return the form of a switch whose condition reads no state."""
+    condition = node.inputs[0]
+    left, right = map(_lifted, node.inputs[1:], given[1:])
+    dtype = node.outputs[0].type.dtype
+    zero, one = _number(0, dtype), _number(1, dtype)
+    # What changes no number, not even -0.0.
+    nothing = _number(-0.0, dtype) if kind(node.outputs[0]) == "f" else zero
+
+    def pick(a: Variable | None, b: Variable | None) -> Variable:
+        return ps.switch(condition, nothing if a is None else a, nothing if b is None else b)
+
+    def coefficient(form: AffineForm, key: Key) -> Variable:
+        if key in form.coefficients:
+            return _guarded(form.coefficients[key], one)
+        return replaced(form.constant, zero)
+
+    coefficients: dict[Key, Coefficient | None] = {}
+    for key in {**left.coefficients, **right.coefficients}:
+        if all(form.coefficients.get(key, zero) is None for form in (left, right)):
+            coefficients[key] = None
+        else:
+            coefficients[key] = Coefficient(pick(coefficient(left, key), coefficient(right, key)))
+    if left.constant is None and right.constant is None:
+        return AffineForm(coefficients, None)
+    return AffineForm(coefficients, pick(left.constant, right.constant))
 
 
 def _number(value: float, dtype: str) -> Variable:
@@ -260,7 +243,7 @@ def apply(m: Any, function: Function, state: Any) -> Any:
 AFFINE = Formulas(compose, apply, lambda dtype: (1.0, 0.0))
 
 
-def scan(block: Block, steps: Steps, sum_first: bool = False) -> tuple[Value, Value]:
+def scan(block: StepBlock, steps: Steps, sum_first: bool = False) -> tuple[Value, Value]:
     """Write the scan of one state; return it after the block, and whether values can be trusted.
 
     Its elements are a coefficient and what is added. Where the sum comes first, the sums are
@@ -318,8 +301,7 @@ class _Affine(LaneScan):
         v = self.v
         if self.fixed is None:
             if self.sum_first:
-                one = v.constant(1.0)
-                several = [(v.after_first(v.earlier(a, 1), one), b) for a, b in several]
+                several = [(v.shifted(a, 1.0), b) for a, b in several]
             return super().composed(several)
         terms = [b for _, b in several]
         for half, weight in self.weights.items():

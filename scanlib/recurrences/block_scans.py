@@ -12,7 +12,8 @@ sixteen numbers holds two groups.
 
 A block is scanned while the memory waits: the elements before and the results after are computed
 faster than they are read and written. So the scan asks for what the next block reads and writes
-(`Block.ahead`): a million steps of a gradient take half the time then, and short loops no longer.
+(`StepBlock.ahead`): a million steps of a gradient take half the time then, and short loops no
+longer.
 
 Every scan returns whether all its values can be trusted. They cannot where composing steps could
 lose what one step after the other keeps, or keep what it loses: where an element or a value is out
@@ -33,8 +34,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from scanlib.kernels.language import BOOL, INT64, Type, Value, Writer
-from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.spans import LINE, Span
+from scanlib.kernels.processor import register_bytes, shuffled_bytes
+from scanlib.kernels.spans import LINE, Span, walk
 from scanlib.recurrences.trust import Found, Test, is_moderate, is_nan
 
 Function = tuple[Any, ...]  # the numbers that select a function of a class
@@ -90,6 +91,23 @@ class Formulas:
 
 
 @dataclass(frozen=True)
+class History:
+    """The values of a part during a block, in the order of memory.
+
+    Those before the block, as many as `depth`, are in front, or behind where the loop walks
+    backwards.
+    """
+
+    values: Span
+    depth: int
+    reverse: bool
+
+    def at(self, offset: int) -> Span:
+        """Return the values `offset` steps after each step of the block."""
+        return self.values.moved(-offset if self.reverse else self.depth + offset)
+
+
+@dataclass(frozen=True)
 class Steps:
     """The steps of one block.
 
@@ -124,7 +142,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Block:
+class StepBlock:
     """The steps that are scanned.
 
     Attributes
@@ -152,12 +170,8 @@ class Block:
 
         `write` takes a place and how many steps there are; their numbers have `size` bytes.
         """
-        w, lanes = self.writer, register_bytes() // size
-        done = self.size & -lanes
-        with w.loop(0, done, lanes) as j:
-            write(j, lanes)
-        with w.loop(done, self.size) as j:
-            write(j, 1)
+        first, lanes = self.writer.constant(0, INT64), register_bytes() // size
+        walk(self.writer, first, self.size, [lanes], write)
 
     def fetch(self, place: Value, items: int) -> None:
         """Ask for what lies at some places of the next block."""
@@ -225,8 +239,11 @@ class Lanes:
         ]
 
     def shifted(self, value: Value, first: float) -> Value:
-        """Return, in each lane, the one before it, and a number in the first."""
-        places = [self.lanes, *range(self.lanes - 1)]
+        """Return, in each lane, what the step before it has, and a number in first steps."""
+        places = []
+        for lane in range(self.lanes):
+            step = self._step(lane)
+            places.append(self._lane(lane // self.group, step - 1) if step else self.lanes)
         return self.w.shuffle(value, self.constant(first), places)
 
     def by_step(self, number: Callable[[int], Value | None]) -> Value:
@@ -244,14 +261,6 @@ class Lanes:
         """Return, for second halves, the power that the last step of the first counts with."""
         return self.by_step(lambda step: powers[step % half + 1] if step & half else None)
 
-    def earlier(self, value: Value, by: int) -> Value:
-        """Return, in each lane, the one `by` steps before it; the first ones get the last ones."""
-        places = []
-        for lane in range(self.lanes):
-            step = (self._step(lane) - by) % self.group
-            places.append(self._lane(lane // self.group, step))
-        return self._shuffled(value, places)
-
     def half_before(self, value: Value, half: int) -> Value:
         """Return, in the second half of `2 * half` lanes, the last of the first; else the same."""
         places = []
@@ -267,7 +276,6 @@ class Lanes:
         """Make the masks of some lanes, before the loop that uses them."""
         for half in halves(self.group):
             self.masks[half] = self._hidden(k for k in range(self.group) if k & half)
-        self.behind = self._hidden(range(1, self.group))
 
     def _hidden(self, steps: Iterable[int]) -> Value:
         """Return a mask of some steps of all groups, of which compilers know nothing."""
@@ -283,10 +291,6 @@ class Lanes:
         """Return `value` in the second half of `2 * half` lanes."""
         return self.w.select(self.masks[half], value, otherwise)
 
-    def after_first(self, value: Value, otherwise: Value) -> Value:
-        """Return `value` in all lanes but those of first steps."""
-        return self.w.select(self.behind, value, otherwise)
-
     def in_group(self, group: int, value: Value, otherwise: Value) -> Value:
         """Return `value` in the lanes of a group."""
         own = [lane // self.group == group for lane in range(self.lanes)]
@@ -298,7 +302,7 @@ class LaneScan:
 
     Parameters
     ----------
-    block : Block
+    block : StepBlock
     formulas : Formulas
     steps : Steps
     bounds : Bounds
@@ -309,12 +313,13 @@ class LaneScan:
     side_by_side = SIDE_BY_SIDE
 
     def __init__(
-        self, block: Block, formulas: Formulas, steps: Steps, bounds: Bounds, group: int = 16
+        self, block: StepBlock, formulas: Formulas, steps: Steps, bounds: Bounds, group: int = 16
     ) -> None:
         self.block, self.formulas, self.steps, self.bounds = block, formulas, steps, bounds
         self.w, self.dtype = block.writer, steps.h.dtype
         self.arithmetic = Arithmetic(self.w)
-        lanes = min(16, register_bytes() // steps.h.itemsize)
+        size = register_bytes() if formulas.idempotent else shuffled_bytes()
+        lanes = min(16, size // steps.h.itemsize)
         self.v = Lanes(self.w, self.dtype, block.reverse, lanes, min(lanes, group))
 
     # The block

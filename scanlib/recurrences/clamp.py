@@ -26,11 +26,11 @@ from scanlib.kernels.spans import Same
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences.block_scans import (
     GROUP,
-    Block,
     Bounds,
     Formulas,
     Function,
     LaneScan,
+    StepBlock,
     Steps,
 )
 from scanlib.recurrences.form import (
@@ -39,7 +39,7 @@ from scanlib.recurrences.form import (
     NotInFamilyError,
     form_of_one,
     free_inputs,
-    shifts_of,
+    shifted,
 )
 from scanlib.recurrences.trust import above
 
@@ -101,11 +101,9 @@ def _step(node: Apply, given: list[ClampForm | None]) -> list[ClampForm]:
     free = free_inputs(node, given)
     if len(linear) != 1:
         raise NotInFamilyError(f"{op} reads the state more than once")
-    (form,), shifts = linear, shifts_of(node, given)
-    if shifts is not None:
-        for shift in shifts:
-            form = form.shifted(shift)
-        return [form]
+    (form,), total = linear, shifted(node, given)
+    if total is not None:
+        return [total]
     if isinstance(op, ps.ScalarMaximum):
         return [form.at_least(free[0])]
     if isinstance(op, ps.ScalarMinimum):
@@ -160,22 +158,22 @@ CLAMP = Formulas(
 )
 
 
-def scan_maximum(block: Block, steps: Steps) -> Value:
+def scan_maximum(block: StepBlock, steps: Steps) -> Value:
     """Write the scan of a running maximum; return whether it can be trusted."""
     return _scan_extreme(block, MAXIMUM, steps)
 
 
-def scan_minimum(block: Block, steps: Steps) -> Value:
+def scan_minimum(block: StepBlock, steps: Steps) -> Value:
     return _scan_extreme(block, MINIMUM, steps)
 
 
-def _scan_extreme(block: Block, formulas: Formulas, steps: Steps) -> Value:
+def _scan_extreme(block: StepBlock, formulas: Formulas, steps: Steps) -> Value:
     test = above(np.inf) if steps.before.type.is_float else None
     given = replace(steps, elements=steps.elements[1:])
     return LaneScan(block, formulas, given, Bounds((test,))).write()[1]
 
 
-def scan(block: Block, steps: Steps) -> Value:
+def scan(block: StepBlock, steps: Steps) -> Value:
     """Write the scan of clamped shifts, by a shift and two bounds of which some may be None."""
     w, kind = block.writer, Type(steps.h.dtype)
     elements = tuple(

@@ -18,9 +18,9 @@ from typing import Any
 
 from scanlib.kernels.language import BOOL, Type, Value
 from scanlib.kernels.scalars import Number, Pair, parts_of
-from scanlib.kernels.spans import Cell, Items, Same, Span
+from scanlib.kernels.spans import Cell, Items, Same
 from scanlib.ops.lowered.elemwise_scan import Recurrence
-from scanlib.recurrences.block_scans import Arithmetic, Block
+from scanlib.recurrences.block_scans import Arithmetic, History, StepBlock
 from scanlib.recurrences.trust import (
     MODERATE,
     above,
@@ -37,24 +37,6 @@ Symbol = tuple[int, int]  # a part, and how many steps before the group
 _Product = tuple[Number | None, Number | None]  # None is one
 
 
-@dataclass(frozen=True)
-class History:
-    """The values of a part, in the order of memory.
-
-    Those before the block, as many as `depth`, are in front, or behind where the loop walks
-    backwards.
-    """
-
-    values: Span
-    depth: int
-    reverse: bool
-
-    def place(self, j: Value, step: int) -> Value:
-        """Return the index of the value `step` steps after that of step `j` of the block."""
-        by = -step if self.reverse else self.depth + step
-        return j + by if by else j
-
-
 @dataclass
 class _Form:
     """Coefficients of values before the group (None is one), and the constant."""
@@ -64,7 +46,7 @@ class _Form:
 
 
 def scan_coupled(
-    block: Block,
+    block: StepBlock,
     recurrence: Recurrence,
     elements: Mapping[int, Items],
     histories: Mapping[int, History],
@@ -77,7 +59,7 @@ def scan_coupled(
 
     Parameters
     ----------
-    block : Block
+    block : StepBlock
     recurrence : Recurrence
         Affine, of any number of parts and taps.
     elements : mapping of int to Items
@@ -103,7 +85,7 @@ def scan_coupled(
         for part in recurrence.parts if inexact else ():
             own = histories[part]
             if part in delays:
-                last = own.values.load(own.place(block.step(block.size), -1))
+                last = own.at(-1).load(block.step(block.size))
                 w.assign(trusted, w.copy(trusted) & is_moderate(w, last))
                 continue
             count = block.size + own.depth
@@ -134,7 +116,7 @@ def _delays(recurrence: Recurrence, read: Collection[int]) -> set[int]:
     return known - set(read) if len(known) == len(rows) else set()
 
 
-def _some_extreme(block: Block, items: Items) -> Value:
+def _some_extreme(block: StepBlock, items: Items) -> Value:
     w = block.writer
     if isinstance(items, Same):
         return is_extreme(w, items.value)
@@ -148,7 +130,7 @@ class _Groups:
 
     def __init__(
         self,
-        block: Block,
+        block: StepBlock,
         recurrence: Recurrence,
         elements: Mapping[int, Items],
         histories: Mapping[int, History],
@@ -172,7 +154,7 @@ class _Groups:
             # is no group, what is read here is memory of the history all the same.
             part, back = symbol
             if back <= self.steps:
-                value = self.histories[part].values.load(self.histories[part].place(first, -back))
+                value = self.histories[part].at(-back).load(first)
                 self.kept[symbol] = Cell(w, value)
         with w.loop(begin, end, self.steps) as k:
             self.write_group(self.block.step(k))
@@ -236,8 +218,7 @@ class _Groups:
                 stored.append((part, u, total))
                 values[part, self.steps - u] = total
         for part, u, total in stored:
-            own = self.histories[part]
-            own.values.store(own.place(j, u), total)
+            self.histories[part].at(u).store(j, total)
         for symbol, cell in self.kept.items():
             cell.value = values[symbol]
 
@@ -256,8 +237,7 @@ class _Groups:
             if (part, back) in self.kept:
                 read[part, back] = self.kept[part, back].value
             else:
-                own = self.histories[part]
-                read[part, back] = own.values.load(own.place(j, -back))
+                read[part, back] = self.histories[part].at(-back).load(j)
         return read[part, back]
 
     def collected(self, sums: dict[Symbol, list[_Product]], free: list[_Product]) -> _Form:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -158,15 +159,14 @@ def free_inputs(node: Apply, given: list[Any]) -> list[Variable]:
     return [_converted(inp, dtype) for inp in free]
 
 
-def shifts_of(node: Apply, given: list[Any]) -> list[Variable] | None:
-    """Return what a node adds to its only input that has a form; None if it does anything else."""
-    free = free_inputs(node, given)
-    if len(free) == len(given) - 1:
-        if isinstance(node.op, ps.Add | ps.Identity):
-            return free
-        if isinstance(node.op, ps.Sub) and given[0] is not None:
-            return [ps.neg(free[0])]
-    return None
+def shifted(node: Apply, given: list[Any]) -> Any:
+    """Return the form of a sum of its only input that has one; None if a node is anything else."""
+    free, forms = free_inputs(node, given), [form for form in given if form is not None]
+    if isinstance(node.op, ps.Sub) and given[0] is not None:
+        free = [ps.neg(value) for value in free]
+    elif not isinstance(node.op, ps.Add | ps.Identity):
+        return None
+    return reduce(lambda form, by: form.shifted(by), free, forms[0]) if len(forms) == 1 else None
 
 
 def _converted(value: Variable, dtype: str) -> Variable:

@@ -38,7 +38,7 @@ from scanlib.kernels.spans import Span
 from scanlib.ops.logaddexp import LogAddExp
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences import affine
-from scanlib.recurrences.block_scans import Arithmetic, Block, Bounds, Formulas, LaneScan, Steps
+from scanlib.recurrences.block_scans import Arithmetic, Bounds, Formulas, LaneScan, StepBlock, Steps
 from scanlib.recurrences.clamp import MAXIMUM
 from scanlib.recurrences.form import (
     Component,
@@ -46,7 +46,7 @@ from scanlib.recurrences.form import (
     NotInFamilyError,
     form_of_one,
     free_inputs,
-    shifts_of,
+    shifted,
 )
 from scanlib.recurrences.trust import not_below_infinity, some
 
@@ -84,12 +84,9 @@ def recognize(component: Component) -> Recurrence:
 def _step(node: Apply, given: list[LogAffineForm | None]) -> list[LogAffineForm]:
     op = node.op
     linear = [form for form in given if form is not None]
-    shifts = shifts_of(node, given)
-    if shifts is not None:
-        (form,) = linear
-        for shift in shifts:
-            form = form.shifted(shift)
-        return [form]
+    total = shifted(node, given)
+    if total is not None:
+        return [total]
     if len(linear) == 1 and isinstance(op, LogAddExp):
         (form,), (bound,) = linear, free_inputs(node, given)
         return [replace(form, bound=bound if form.bound is None else op(form.bound, bound))]
@@ -105,7 +102,7 @@ LOGS = Formulas(
 )
 
 
-def scan(block: Block, steps: Steps) -> Value:
+def scan(block: StepBlock, steps: Steps) -> Value:
     """Write the scan by shifts, which may be None, and bounds; return whether it can be trusted."""
     w, (a, b), h = block.writer, steps.elements, steps.h
     assert steps.buffer is not None
@@ -122,7 +119,7 @@ def scan(block: Block, steps: Steps) -> Value:
         block.for_all(h.itemsize, lambda j, lanes: _elements(steps, scale, sums, (j, lanes)))
         # Products of scales that underflow belong to terms that do not count beside ``s ≥ 1``.
         one = w.constant(1.0, steps.before.type)
-        affine.scan(Block(w, block.size, block.reverse), Steps((scale, sums), sums, one))
+        affine.scan(StepBlock(w, block.size, block.reverse), Steps((scale, sums), sums, one))
 
         def add_logarithm(j: Value, lanes: int) -> None:
             (log,) = w.call(vector_function("log", h.dtype, lanes), sums.real(j, lanes))
@@ -132,7 +129,7 @@ def scan(block: Block, steps: Steps) -> Value:
     return good
 
 
-def _shifted_maximum(block: Block, steps: Steps) -> None:
+def _shifted_maximum(block: StepBlock, steps: Steps) -> None:
     """Write ``m = max(m + a, b)``, each sum rounded as the loop itself rounds it."""
     w, m, (a, b) = block.writer, Arithmetic(block.writer), steps.elements
     state = w.local(steps.before)

@@ -14,13 +14,14 @@ import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 
-from scanlib.kernels.language import Type, Value
+from scanlib.kernels.language import BOOL, Value
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.spans import any_lane
+from scanlib.kernels.scalars import real
+from scanlib.kernels.spans import Total
 from scanlib.ops.graph import substitute
 from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.recurrences import affine
-from scanlib.recurrences.block_scans import Block, Steps
+from scanlib.recurrences.block_scans import StepBlock, Steps
 from scanlib.recurrences.form import (
     Component,
     NotInFamilyError,
@@ -32,7 +33,7 @@ from scanlib.recurrences.form import (
 FAMILY = "affine in squares"
 
 
-def scan(block: Block, steps: Steps) -> Value:
+def scan(block: StepBlock, steps: Steps) -> Value:
     """Write the scan of the square of a state, and its roots; return whether it can be trusted."""
     w, h = block.writer, steps.h
     assert steps.buffer is not None
@@ -40,15 +41,15 @@ def scan(block: Block, steps: Steps) -> Value:
     given = replace(steps, h=squares, before=steps.before * steps.before)
     _, trusted = affine.scan(block, given)
     count = register_bytes() // h.itemsize
-    found = {n: w.local(w.constant(False, Type("bool", n))) for n in (count, 1)}
+    lost = Total(w, w.constant(False, BOOL), [count])
 
     def root(j: Value, count: int) -> None:
         square = squares.real(j, count)
-        w.assign(found[count], w.copy(found[count]) | ~(square >= 0.0))
+        lost.add(~(square >= 0.0))
         h.store(j, w.apply("sqrt", square))
 
     block.for_all(h.itemsize, root)
-    return trusted & ~(any_lane(w, w.copy(found[count])) | w.copy(found[1]))
+    return trusted & ~real(lost.after())
 
 
 def recognize(component: Component) -> Recurrence:

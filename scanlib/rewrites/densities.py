@@ -39,7 +39,7 @@ from scanlib._compat.pymc import (
     measurable_ir_rewrites_db,
 )
 from scanlib.ops.graph import conform, substitute
-from scanlib.ops.loop import Carry, Loop, Output, State, past_rows
+from scanlib.ops.loop import Loop, Output, State, past_rows
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.messages import loop_title
 from scanlib.ops.scan import RandomScan, Scan, stacked
@@ -138,8 +138,7 @@ def log_densities(
             f"{title}: PyMC cannot derive the density of a loop that ends by a condition; give "
             "n_steps and no condition, or the density to CustomDist, as logp"
         )
-    parts: list[Any] = [*loop.states, *loop.carries, *loop.outputs]
-    drawn = [parts[place] for place in op.places]
+    drawn: list[Any] = [loop.parts[place] for place in op.places]
     draws = [part.value if isinstance(part, Output) else part.next for part in drawn]
     if loop.n_steps is not None:  # the values say how many steps there are
         for sequence in loop.sequences:
@@ -160,10 +159,11 @@ def log_densities(
             f"{title}: PyMC cannot derive the density of {names} at one step ({error}); a step "
             "returns what it draws, or a function of it that PyMC can invert, such as exp(draw)"
         ) from error
-    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
     known = [conform(row, draw.type) for row, draw in zip(rows, draws, strict=True)]
-    following = substitute([part.next for part in recurrent], dict(zip(draws, known, strict=True)))
-    for part, value in zip(recurrent, following, strict=True):
+    following = substitute(
+        [part.next for part in loop.recurrent], dict(zip(draws, known, strict=True))
+    )
+    for part, value in zip(loop.recurrent, following, strict=True):
         part.next = value
     loop.outputs = [Output(by_row[row]) for row in rows]
     _drop_unread(loop)
@@ -195,12 +195,10 @@ def _read_values(loop: Loop, part: State | Output, draw: Variable, value: Variab
 
 
 def _drop_unread(loop: Loop) -> None:
-    """Drop states, carries and non-sequences that no output of the loop depends on."""
-    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
-    live = live_parts(recurrent, [output.value for output in loop.outputs])
-    kept = {id(part) for part in live}
-    loop.states = [part for part in loop.states if id(part) in kept]
-    loop.carries = [part for part in loop.carries if id(part) in kept]
+    """Drop states, carries and inputs that no output of the loop depends on."""
+    live = live_parts(loop.recurrent, [output.value for output in loop.outputs])
+    loop.states = [part for part in loop.states if part in live]
+    loop.carries = [part for part in loop.carries if part in live]
     read = set(ancestors(loop.body_outputs()))
     loop.non_sequences = [part for part in loop.non_sequences if part.inner in read]
 

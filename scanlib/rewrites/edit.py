@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
@@ -13,11 +12,10 @@ from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.forms import LengthForm
 from scanlib.ops.graph import substitute
-from scanlib.ops.loop import Carry, Loop, Output, Results, State
+from scanlib.ops.loop import Loop, Part
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.rewrites.pytensor_rewrites import run_query
 
-Part = State | Carry | Output
 Lookup = Callable[[Part], Variable]
 Rows = dict[Variable, Variable]  # by the body's variable of a row: the rows of all steps
 
@@ -34,67 +32,46 @@ class LoopEdit:
         self.fgraph = fgraph
         self.node = node
         self.loop = Loop.from_node(node)
-        self.parts: list[Part] = [*self.loop.states, *self.loop.carries, *self.loop.outputs]
+        self.old: dict[Part, Variable] = dict(zip(self.loop.parts, node.outputs, strict=True))
         self.changed = False
-        self._redirects: dict[int, Variable | Callable[[Lookup], Variable]] = {}
+        self._redirects: dict[Part, Variable | Callable[[Lookup], Variable]] = {}
 
     def is_read(self, part: Part) -> bool:
         """Whether something outside the loop reads the result of a part."""
-        for old, out in zip(self.parts, self.node.outputs, strict=True):
-            if old is part:
-                return bool(self.fgraph.clients.get(out))
-        return False
-
-    def result(self, part: Part) -> Variable:
-        """Return the old output of a part."""
-        for old, out in zip(self.parts, self.node.outputs, strict=True):
-            if old is part:
-                return out
-        raise KeyError(part)
+        return bool(self.fgraph.clients.get(self.old[part]))
 
     def drop(self, part: Part) -> None:
         """Remove a part whose result nobody reads."""
         self.changed = True
-        self._remove(part)
-
-    def redirect(self, part: Part, instead: Variable | Callable[[Lookup], Variable]) -> None:
-        """Remove a part; `instead` replaces its result, or makes that from the new results."""
-        self._redirects[id(part)] = instead
-        self.drop(part)
-
-    def _remove(self, part: Part) -> None:
         loop = self.loop
         loop.states = [state for state in loop.states if state is not part]
         loop.carries = [carry for carry in loop.carries if carry is not part]
         loop.outputs = [output for output in loop.outputs if output is not part]
 
+    def redirect(self, part: Part, instead: Variable | Callable[[Lookup], Variable]) -> None:
+        """Remove a part; `instead` replaces its result, or makes that from the new results."""
+        self._redirects[part] = instead
+        self.drop(part)
+
     def replacements(self) -> dict[Variable, Variable]:
         """Apply the changed loop and return what replaces each old output that is read."""
-        new = results_by_part(self.loop, self.loop.apply()) if self.loop.body_outputs() else {}
+        new = self.loop.results() if self.loop.body_outputs() else {}
 
         def lookup(part: Part) -> Variable:
-            instead = self._redirects.get(id(part))
+            instead = self._redirects.get(part)
             if instead is None:
-                return new[id(part)]
+                return new[part]
             return instead if isinstance(instead, Variable) else instead(lookup)
 
-        return {
-            old: lookup(part)
-            for part, old in zip(self.parts, self.node.outputs, strict=True)
-            if id(part) in new or id(part) in self._redirects
-        }
+        kept = new.keys() | self._redirects.keys()
+        return {old: lookup(part) for part, old in self.old.items() if part in kept}
 
 
-def results_by_part(loop: Loop, results: Results) -> dict[int, Variable]:
-    """Return the result of each part of a loop, keyed by the part's identity."""
-    parts: list[Any] = [*loop.states, *loop.carries, *loop.outputs]
-    values = [*results.histories, *results.carries, *results.outputs]
-    return {id(part): value for part, value in zip(parts, values, strict=True)}
-
-
-def past_values(part: State | Carry) -> list[Variable]:
-    """Return the past values of a part that a step reads."""
-    return list(part.taps.values()) if isinstance(part, State) else [part.value]
+def rewrite_body(loop: Loop, rewrite: Callable[[FunctionGraph], object]) -> None:
+    """Rewrite the graph of a step; `loop` is edited."""
+    body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
+    rewrite(body)
+    loop.set_body_outputs(list(body.outputs))
 
 
 def rewrite_step(
@@ -102,12 +79,8 @@ def rewrite_step(
 ) -> dict[Variable, Variable]:
     """Return what replaces the outputs of a loop when the graph of its step is rewritten."""
     loop = Loop.from_node(node)
-    parts = [*loop.states, *loop.carries, *loop.outputs]
-    body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
-    rewrite(body)
-    loop.set_body_outputs(list(body.outputs))
-    results = results_by_part(loop, loop.apply())
-    return {old: results[id(part)] for old, part in zip(node.outputs, parts, strict=True)}
+    rewrite_body(loop, rewrite)
+    return dict(zip(node.outputs, loop.apply().node.outputs, strict=True))
 
 
 _STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])

@@ -20,6 +20,7 @@ from pytensor.scalar import Add, Mul
 from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import copy_graph, freeze_graph, thaw_graph
+from scanlib.ops.graph import applies
 from scanlib.ops.loop import Loop
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.recursion import taken_apart
@@ -67,11 +68,7 @@ def _tree(op: Elemwise, terms: list[Variable]) -> Variable:
 
 
 def _is_sum(node: Apply | None) -> bool:
-    return (
-        node is not None
-        and isinstance(node.op, Elemwise)
-        and isinstance(node.op.scalar_op, Add | Mul)
-    )
+    return applies(node, Add | Mul)
 
 
 def _is_partial(fgraph: FunctionGraph, node: Apply) -> bool:
@@ -93,6 +90,7 @@ class FlattenLongSums(LoopRewrite):
             flatten_long_sums(fgraph)
 
 
+CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 LONG = 200  # operations
 # These write each partial product of a chain as the product of all its factors, try each way to
 # multiply sums out, or look for sigmoids among all factors: quadratic and worse in a derivative.

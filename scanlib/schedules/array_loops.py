@@ -32,10 +32,10 @@ from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
     views,
 )
 from scanlib.kernels.arrays.array_step import RULES, Destination, Step, core_op, overwrites
-from scanlib.kernels.arrays.meanings import inline, stands_for_others
+from scanlib.kernels.arrays.decompositions import decompose, is_decomposed
 from scanlib.kernels.arrays.nests import deliver, write_copy
-from scanlib.kernels.arrays.places import Place
-from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
+from scanlib.kernels.arrays.sizes import Given, Size, if_equal, maximum, product, total
+from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import Kernel
 from scanlib.kernels.program import (
     UNFIT,
@@ -47,7 +47,7 @@ from scanlib.kernels.program import (
     Words,
 )
 from scanlib.ops.scan import Scan
-from scanlib.schedules.elementwise import (
+from scanlib.schedules.loop_kernels import (
     Array,
     Loop,
     TableReader,
@@ -58,14 +58,14 @@ from scanlib.schedules.elementwise import (
 )
 from scanlib.schedules.step_by_step import TakesSteps
 
-LONGEST_TURN = 512  # steps
+MOST_STEPS = 512  # between two polls
 
 # What kernels of loops and of graphs share
 
 
 def has_rule(op: Op) -> bool:
     """Whether an Op has a rule, or stands for others that may have."""
-    if stands_for_others(op):
+    if is_decomposed(op):
         return True
     core = op.core_op if isinstance(op, Blockwise) else op
     return any(kind in RULES for kind in type(core).__mro__)
@@ -80,8 +80,8 @@ def copied_bytes(array: Array) -> Size:
     misplaced: Size = 0
     for axis in reversed(range(array.lead, array.lead + len(array.axes))):
         dim, stride = Given("dim", array.name, axis), Given("stride", array.name, axis)
-        wrong = combined("equal", stride, size, 0, combined("equal", dim, 1, 0, 1))
-        misplaced = combined("max", misplaced, wrong)
+        wrong = if_equal(stride, size, 0, if_equal(dim, 1, 0, 1))
+        misplaced = maximum(misplaced, wrong)
         size = product(size, dim)
     if array.lead:
         size = product(size, Given("dim", array.name, 0))
@@ -103,7 +103,7 @@ def place_input(kernel: TableReader, step: Step, array: Array, in_order: bool = 
         write_copy(step, place, Place(copy, place.dtype, place.sizes, own))
     pointer = w.select(is_copied, copy, place.pointer)
     if array.lead:
-        own = (combined("equal", size, 0, strides[0], own[0]), *own[1:])
+        own = (if_equal(size, 0, strides[0], own[0]), *own[1:])
     return Place(pointer, place.dtype, place.sizes, own)
 
 
@@ -143,12 +143,12 @@ class ArrayLoop(Loop):
         Where an input is no array.
     """
 
-    longest_turn = LONGEST_TURN
+    most_steps_per_poll = MOST_STEPS
 
     def __init__(self, op: Scan, may_be_empty: bool) -> None:
         self.may_be_empty = may_be_empty
         graph = thaw_graph(op.body)
-        inline(graph)
+        decompose(graph)
         super().__init__(op, graph, op.outer_input_types())
 
     def has_ring(self, name: str) -> bool:
@@ -199,10 +199,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         with writing_step(self, loop.end_of_rings) as self.body:
             self.body.messages = loop.messages.at_step(loop.inner)
             self.place_inputs()
-            self.read_locals()
-            taken = self.take_steps()
-            self.write_locals()
-            self.finish(taken)
+            self.write_loop()
         loop.work = step_work(self.body, loop.graph)
         return self.whole_kernel()
 
@@ -398,7 +395,7 @@ def graph_program(graph: FunctionGraph, name: str = "graph") -> LoopProgram:
     NoKernelError
         If an Op or a dtype has none.
     """
-    inline(graph)
+    decompose(graph)
     tables = ArrayGraph(graph)
     run = GraphRun(tables).kernel()
     nothing = TableKernel("start").kernel(runs_once=True)

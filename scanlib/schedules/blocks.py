@@ -21,7 +21,7 @@ are an output of one channel, in the output, else in a buffer. Its own value is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -32,18 +32,20 @@ from pytensor.graph.traversal import ancestors
 from scanlib.kernels import language
 from scanlib.kernels.language import (
     BOOL,
+    FLOATS,
     INT64,
     POINTER,
+    Block,
     Kernel,
-    Local,
     Scratch,
     Value,
     Writer,
 )
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.scalars import Number, parts_of
+from scanlib.kernels.scalars import Number, parts_of, real
 from scanlib.kernels.spans import (
     LINE,
+    Cell,
     Items,
     Same,
     Span,
@@ -56,18 +58,18 @@ from scanlib.kernels.spans import (
 from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.ops.lowered.sums_first import elements_with_addend, sums_first
 from scanlib.recurrences import CLASSES, affine
-from scanlib.recurrences.block_scans import Block, Steps
-from scanlib.recurrences.coupled import History, scan_coupled
-from scanlib.schedules.elementwise import ElemwiseLoop, TableReader, write_result
+from scanlib.recurrences.block_scans import History, StepBlock, Steps
+from scanlib.recurrences.coupled import scan_coupled
+from scanlib.schedules.elementwise import ElemwiseLoop
+from scanlib.schedules.loop_kernels import TableReader, write_result
+from scanlib.schedules.polls import between_polls
 from scanlib.schedules.quotients import Quotients, quotients_in
 from scanlib.schedules.selection import BLOCK
 from scanlib.schedules.shared_values import StepGraph, shared_values
-from scanlib.schedules.turns import turns
 
-BLOCKS_OF_A_TURN = 8  # after so many, a loop can be interrupted
+BLOCKS_PER_POLL = 8
 MOST_ON_STACK = 1 << 16  # bytes of buffers
 UNROLLED = 4  # steps of a pass over numbers that lie apart
-REALS = ("float32", "float64")
 
 # Reads a variable at a step, or at several side by side, of the block.
 Reader = Callable[[Value, int], Number]
@@ -100,7 +102,7 @@ class Buffers:
 
         `workspace` writes an address and how many bytes after it this part's memory starts.
         """
-        before, fits = language.Block(), self.size <= MOST_ON_STACK
+        before, fits = Block(), self.size <= MOST_ON_STACK
         with self.w.inside(before):
             if fits:
                 before.statements.append(Scratch(self.pointer, "uint8", max(self.size, 1)))
@@ -115,26 +117,23 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
     def __init__(self, loop: ElemwiseLoop) -> None:
         super().__init__(loop, "blocks")
-        self.reverse, n = loop.reverse, loop.signature.n_states
-        self.inner, self.result = loop.inner, loop.result
-        recurrent = [part for r in loop.op.recurrences for part in r.parts]
-        self.nexts: dict[int, Variable] = {
-            part: self.result.states[part] if part < n else self.result.carries[part - n]
-            for part in recurrent
-        }
+        self.reverse, self.inner, self.result = loop.reverse, loop.inner, loop.result
+        values = [*self.result.states, *self.result.carries]
+        self.nexts = {part: values[part] for r in loop.op.recurrences for part in r.parts}
         self.names = list(loop.depths)
         self.taps = {tap: (self.names.index(name), k) for tap, (name, k) in loop.taps.items()}
-        self.depths = {part: loop.signature.depths[part] if part < n else 1 for part in recurrent}
-        self.size = max([BLOCK, *self.depths.values()])
         self.sums_first = sums_first(loop.op, loop.graph)
+        scanned = [part for part in self.nexts if part not in self.sums_first]
+        self.depths = {part: loop.depths[self.names[part]] for part in scanned}
+        self.size = max([BLOCK, *self.depths.values()])
         self.sums = [i for i, is_sum in enumerate(loop.layout.sums) if is_sum]
         self.indices: list[Value] = []
         self.elements: dict[tuple[int, int], Items] = {}
-        self.kept: dict[int, list[Local]] = {}
-        self.element_graphs = [self.elements_of(k) for k in range(len(loop.op.recurrences))]
-        *self.shared_in_elements, self.shared_in_map = shared_values(
-            [*map(self.graph_of_elements, range(len(loop.op.recurrences))), self.graph_of_map()]
-        )
+        self.kept: dict[int, Cell] = {}
+        # Of the elements of each recurrence, and of what depends on the states.
+        self.graphs = [*map(self.graph_of_elements, range(len(loop.op.recurrences)))]
+        self.graphs.append(self.graph_of_map())
+        self.shared_in = shared_values(self.graphs, self.inner)
 
     # What is where
 
@@ -158,14 +157,6 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def dtype_of(self, part: int) -> str:
         return self.loop.arrays[self.names[part]].dtype
 
-    def elements_of(
-        self, number: int
-    ) -> tuple[list[Variable], list[Variable], dict[Variable, int]]:
-        """Return what the scan of a recurrence needs: see `ElemwiseScan.elements_of`."""
-        op = self.loop.op
-        first = op.recurrences[number].parts[0] in self.sums_first
-        return elements_with_addend(op, number) if first else op.elements_of(number)
-
     def prepare_buffers(self) -> None:
         """Reserve the memory of one block."""
         self.buffers = buffers = Buffers(self.w)
@@ -174,7 +165,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         self.values = {
             part: buffers.span(self.dtype_of(part), size + depth)
             for part, depth in self.depths.items()
-            if not self.is_direct(part) and part not in self.sums_first
+            if not self.is_direct(part)
         }
         self.totals = {
             part: buffers.span(self.dtype_of(part), size)
@@ -187,15 +178,15 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             else []
         )
         self.shared: dict[int, Span] = {}
-        for own in (*self.shared_in_elements, self.shared_in_map):
+        for own in self.shared_in:
             for value, number in own.items():
                 if number not in self.shared:
                     self.shared[number] = buffers.span(value.type.dtype, size)
         self.varying: dict[tuple[int, int], Span] = {}
         for number, recurrence in enumerate(loop.op.recurrences):
-            inputs, outputs, _ = self.element_graphs[number]
-            whole = set(inputs[len(inputs) - loop.signature.n_non_sequences :])
-            for k, out in enumerate(outputs):
+            graph = self.graphs[number]
+            whole = graph.inputs_among(self.inner.non_sequences)
+            for k, out in enumerate(graph.outputs):
                 read = {v for v in ancestors([out]) if v.owner is None}
                 if any(not isinstance(v, Constant) and v not in whole for v in read):
                     dtype = self.dtype_of(recurrence.parts[0])
@@ -248,8 +239,11 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def write_blocks(self, first: Value, last: Value) -> None:
         """Write the loop over the blocks of some steps."""
         w, done = self.w, self.w.local(first)
-        turn = BLOCKS_OF_A_TURN * self.size
-        with turns(w, done, last, turn) as (start, end), w.loop(start, end, self.size) as i:
+        length = BLOCKS_PER_POLL * self.size
+        with (
+            between_polls(w, done, last, length) as (start, end),
+            w.loop(start, end, self.size) as i,
+        ):
             self.write_steps(i, last)
 
     def write_steps(self, i: Value, last: Value) -> None:
@@ -285,16 +279,16 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         w = self.w
         self.safe = w.local(True, BOOL)
         self.write_views()
-        self.block = Block(w, self.n, self.reverse, self.ahead())
+        self.block = StepBlock(w, self.n, self.reverse, self.ahead())
         self.late: dict[int, Value] = {}
         self.write_shared()
         for number, recurrence in enumerate(self.loop.op.recurrences):
             self.write_recurrence(number, recurrence)
             if self.block.ahead:  # the first scan asks for all
-                self.block = Block(w, self.n, self.reverse)
+                self.block = StepBlock(w, self.n, self.reverse)
         with w.when(w.copy(self.safe)) as choice:
             for part, value in self.late.items():
-                w.assign(self.kept[part][0], value)
+                self.kept[part].value = value
         with w.otherwise(choice):
             self.write_one_by_one()
         self.write_map()
@@ -310,38 +304,34 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         loop = self.loop
         for variable, name in zip(self.inner.non_sequences, loop.outer.non_sequences, strict=True):
             self.scalars.bind(variable, self.number_of(name))
-        for number in range(len(loop.op.recurrences)):
-            inputs, outputs, _ = self.element_graphs[number]
+        for number, recurrence in enumerate(loop.op.recurrences):
             with self.scalars.scope():
-                self.bind_same(inputs)
-                for k, out in enumerate(outputs):
+                self.bind_same(self.graphs[number])
+                for k, out in enumerate(self.graphs[number].outputs):
                     if (number, k) not in self.varying:
                         self.scalars.emit([out])
-                        dtype = self.dtype_of(loop.op.recurrences[number].parts[0])
+                        dtype = self.dtype_of(recurrence.parts[0])
                         value = self.scalars.number_as(self.scalars.number(out), dtype)
                         self.elements[number, k] = Same(self.w, value)
 
-    def bind_same(self, inputs: Sequence[Variable]) -> None:
-        """Bind the non-sequences of a copy of the body's inputs."""
-        for mine, other in zip(self.loop.graph.inputs, inputs, strict=True):
-            if mine in self.inner.non_sequences:
-                self.scalars.bind(other, self.scalars.number(mine))
+    def bind_same(self, graph: StepGraph) -> None:
+        """Bind those inputs of a graph that are non-sequences."""
+        for mine, own in graph.inputs_among(self.inner.non_sequences).items():
+            self.scalars.bind(mine, self.scalars.number(own))
 
     def write_views(self) -> None:
         """Write where the rows, histories and outputs of the block are, and what is before it."""
         loop, w = self.loop, self.w
         self.rows = [self.row_span(i) for i in range(len(self.inner.rows))]
-        self.histories: dict[int, Span] = {}
+        for part in self.sums_first:
+            before = load_number(w, self.dtype_of(part), *self.place_of_value(part, 0))
+            self.kept[part] = Cell(w, before)
+        self.histories: dict[int, History] = {}
         for part, depth in self.depths.items():
-            if part in self.sums_first:
-                pointer, offset = self.place_of_value(part, 0)
-                before = load_number(w, self.dtype_of(part), pointer, offset)
-                assert isinstance(before, Value)
-                self.kept[part] = [w.local(before)]
-            elif self.is_direct(part):
+            if self.is_direct(part):
                 self.histories[part] = self.history_of(part)
             else:
-                self.histories[part] = self.values[part]
+                self.histories[part] = History(self.values[part], depth, self.reverse)
                 self.read_values_before(part, depth)
         self.outputs = self.output_buffers or [
             Span(w, array.dtype, self.data(array.name), self.low * array.itemsize)
@@ -368,10 +358,11 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         pointer = w.select(apart, own.pointer, self.data(name))
         return Span(w, own.dtype, pointer, w.select(apart, own.start, start))
 
-    def history_of(self, part: int) -> Span:
-        """Return the history of a part from what is before the block, in the order of memory."""
+    def history_of(self, part: int) -> History:
+        """Return where the loop's history of a part has the block, and what is before it."""
         dtype = self.dtype_of(part)
-        return Span(self.w, dtype, self.data(f"h{part}"), self.low * itemsize(dtype))
+        values = Span(self.w, dtype, self.data(f"h{part}"), self.low * itemsize(dtype))
+        return History(values, self.depths[part], self.reverse)
 
     def read_values_before(self, part: int, depth: int) -> None:
         """Write the copy of the values before the block to the part's buffer."""
@@ -387,20 +378,15 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         """Return what the next block reads and writes; the rows of several channels lie apart."""
         if self.loop.layout.ndim:
             return ()
-        direct = [span for part, span in self.histories.items() if self.is_direct(part)]
+        direct = [own.values for part, own in self.histories.items() if self.is_direct(part)]
         move = -self.n if self.reverse else self.n
         return tuple(span.moved(move) for span in (*self.rows, *self.outputs, *direct))
-
-    def index(self, part: int, offset: int, j: Value) -> Value:
-        """Return where the value of a part is, `offset` steps after step `j` of the block."""
-        place = -offset if self.reverse else self.depths[part] + offset
-        return j + place if place else j
 
     def value(self, part: int, offset: int, j: Value, count: int = 1) -> Number:
         """Read the values of a part, `offset` steps after some steps of the block."""
         if part in self.sums_first:
-            return self.w.copy(self.kept[part][0])
-        return self.histories[part].load(self.index(part, offset, j), count)
+            return self.kept[part].value
+        return self.histories[part].at(offset).load(j, count)
 
     # All steps of a block at once
 
@@ -426,12 +412,11 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         return register_bytes() // widest
 
     def bind_read(
-        self, outputs: list[Variable], known: dict[Variable, Reader], copies: dict, j: Value
+        self, graph: StepGraph, outputs: list[Variable], known: dict[Variable, Reader], j: Value
     ) -> None:
-        """Bind what some variables are computed from at some steps.
+        """Bind what some variables of a graph are computed from at some steps.
 
-        `known` are variables that have been computed; `copies` maps the inputs of the graph in
-        which they are read to the body's own.
+        `known` are variables that have been computed.
         """
         count = self.scalars.lanes
         above = dict.fromkeys(ancestors(outputs, blockers=set(known)))  # in the same order always
@@ -441,7 +426,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         for variable in above:
             if variable.owner is not None or variable in self.scalars.values:
                 continue
-            own = copies.get(variable, variable)
+            own = graph.own.get(variable)
             if own in self.taps:
                 self.scalars.bind(variable, self.value(*self.taps[own], j, count))
             elif own in self.inner.rows:
@@ -451,76 +436,66 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     # What is computed once for the elements and for what depends on the states
 
     def graph_of_elements(self, number: int) -> StepGraph:
-        inputs, outputs, scanned = self.element_graphs[number]
-        copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
-        computed = [out for out in outputs if out not in copies]
-        return StepGraph(computed, *self.inputs_of_graph(copies), scanned)
+        """Return what the scan of a recurrence needs: see `ElemwiseScan.elements_of`."""
+        op = self.loop.op
+        first = op.recurrences[number].parts[0] in self.sums_first
+        found = elements_with_addend(op, number) if first else op.elements_of(number)
+        inputs, outputs, scanned = found
+        return StepGraph(outputs, dict(zip(inputs, self.loop.graph.inputs, strict=True)), scanned)
 
     def graph_of_map(self) -> StepGraph:
-        own = {inp: inp for inp in self.loop.graph.inputs}
-        wanted = self.wanted_of_map()
-        computed = [*self.scanned_variables(), *(found.total for found in self.sums_first.values())]
-        return StepGraph(wanted, *self.inputs_of_graph(own), computed)
+        """Return what is computed when the states are known; sums are scanned as well."""
+        scanned = {found.total: part for part, found in self.sums_first.items()}
+        scanned |= {self.nexts[part]: part for part in self.depths if self.nexts[part].owner}
+        wanted = [*self.addends().values(), *self.mapped_outputs().values()]
+        return StepGraph(wanted, {inp: inp for inp in self.loop.graph.inputs}, scanned)
 
-    def inputs_of_graph(
-        self, copies: dict[Variable, Variable]
-    ) -> tuple[dict[Variable, Variable], dict[Variable, Variable]]:
-        rows, whole = set(self.inner.rows), set(self.inner.non_sequences)
-        return (
-            {mine: own for mine, own in copies.items() if own in rows},
-            {mine: own for mine, own in copies.items() if own in whole},
-        )
+    def readers(self, number: int) -> dict[Variable, Reader]:
+        """Return what reads the values that a graph finds: those that are scanned, and shared."""
+        found: dict[Variable, Reader] = {
+            value: self.totals[part].load if part in self.sums_first else self.reader(part)
+            for value, part in self.graphs[number].scanned.items()
+        }
+        return found | {value: self.shared[k].load for value, k in self.shared_in[number].items()}
 
     def write_shared(self) -> None:
         """Write what elements and map, or several recurrences, compute alike."""
         left = set(self.shared)
-        for number, own in enumerate((*self.shared_in_elements, self.shared_in_map)):
+        for graph, own in zip(self.graphs, self.shared_in, strict=True):
             computed = {k: value for value, k in own.items() if k in left}
             left -= set(computed)
-            inputs = self.loop.graph.inputs
-            if number < len(self.element_graphs):
-                inputs = self.element_graphs[number][0]
-            self.write_values(inputs, computed, self.shared, {})
-
-    def shared_readers(self, own: dict[Variable, int]) -> dict[Variable, Reader]:
-        return {value: self.shared[number].load for value, number in own.items()}
+            self.write_values(graph, computed, self.shared, {})
 
     def write_elements(self, number: int) -> None:
         """Write the elements of a recurrence for all steps of the block."""
-        inputs, outputs, scanned = self.element_graphs[number]
-        copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
+        graph = self.graphs[number]
         computed: dict[int, Variable] = {}
-        for k, out in enumerate(outputs):
+        for k, out in enumerate(graph.outputs):
             if (number, k) not in self.varying:
                 continue
             own = self.varying[number, k]
-            if out in copies and out.type.dtype == own.dtype:
-                self.elements[number, k] = self.view(copies[out])
+            if out in graph.own and out.type.dtype == own.dtype:
+                self.elements[number, k] = self.view(graph.own[out])
             else:
                 computed[k] = out
                 self.elements[number, k] = own
-        known: dict[Variable, Reader] = {
-            value: self.reader(part) for value, part in scanned.items()
-        }
-        known |= self.shared_readers(self.shared_in_elements[number])
         spans = {k: self.varying[number, k] for k in computed}
-        self.write_values(inputs, computed, spans, known)
+        self.write_values(graph, computed, spans, self.readers(number))
 
     def write_values(
         self,
-        inputs: Sequence[Variable],
+        graph: StepGraph,
         computed: dict[int, Variable],
         spans: dict[int, Span],
         known: dict[Variable, Reader],
     ) -> None:
-        """Write some values of a graph for all steps of the block; `inputs` are the graph's."""
+        """Write some values of a graph for all steps of the block."""
         if not computed:
             return
-        copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
         wanted = list(computed.values())
 
         def write(j: Value, special: Special) -> None:
-            self.bind_read(wanted, known, copies, j)
+            self.bind_read(graph, wanted, known, j)
             self.scalars.emit(wanted, special)
             for k, out in computed.items():
                 own = spans[k]
@@ -528,8 +503,8 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                 own.store(j, self.scalars.number_as(value, own.dtype))
 
         with self.scalars.scope():
-            self.bind_same(inputs)
-            same = [mine for mine, own in copies.items() if own in self.inner.non_sequences]
+            self.bind_same(graph)
+            same = graph.inputs_among(self.inner.non_sequences)
             self.compute(wanted, quotients_in(wanted, known, same), write)
 
     def compute(
@@ -562,8 +537,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         if own in self.inner.rows:
             return self.rows[self.inner.rows.index(own)]
         part, offset = self.taps[own]
-        place = -offset if self.reverse else self.depths[part] + offset
-        return self.histories[part].moved(place)
+        return self.histories[part].at(offset)
 
     # Scans
 
@@ -573,19 +547,15 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         part, (terms, *more) = recurrence.parts[0], recurrence.terms
         known, dtype = CLASSES[recurrence.family], self.dtype_of(part)
         single = not more and len(terms) == 1 and terms[0].tap == -1
-        if single and (dtype in REALS or not known.is_real):
+        if single and (dtype in FLOATS or not known.is_real):
             if part in self.sums_first:
                 self.write_sums_first(number, recurrence)
             else:
                 self.trust(known.scan(self.block, self.steps_of(number, recurrence)))
         elif recurrence.family == "affine":
             elements = {k: own for (n, k), own in self.elements.items() if n == number}
-            histories = {
-                part: History(self.histories[part], self.depths[part], self.reverse)
-                for part in recurrence.parts
-            }
             read = self.parts_read()
-            self.trust(scan_coupled(self.block, recurrence, elements, histories, read))
+            self.trust(scan_coupled(self.block, recurrence, elements, self.histories, read))
         else:
             self.w.assign(self.safe, False)
 
@@ -593,14 +563,11 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         """Return the parts of which more is read than what is before and after the block."""
         read = {part for part in self.depths if self.is_traced(part)}
         read |= {part for part, depth in self.depths.items() if depth > 1}
-        graphs = [*self.element_graphs, (self.loop.graph.inputs, self.wanted_of_map(), None)]
-        for inputs, outputs, scanned in graphs:
-            found = self.scanned_variables() if scanned is None else scanned
-            copies = dict(zip(inputs, self.loop.graph.inputs, strict=True))
-            for variable in ancestors(outputs, blockers=set(found)):
-                own = copies.get(variable, variable)
-                if variable in found:
-                    read.add(found[variable])
+        for graph in self.graphs:
+            for variable in ancestors(graph.outputs, blockers=set(graph.scanned)):
+                own = graph.own.get(variable)
+                if variable in graph.scanned:
+                    read.add(graph.scanned[variable])
                 elif own in self.taps:
                     read.add(self.taps[own][0])
         return read
@@ -613,19 +580,19 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def steps_of(self, number: int, recurrence: Recurrence) -> Steps:
         """Return the steps of a recurrence of one state."""
         (part,) = recurrence.parts
-        own, depth, dtype = self.histories[part], self.depths[part], self.dtype_of(part)
+        own, dtype = self.histories[part], self.dtype_of(part)
         return Steps(
             elements=self.chosen_elements(number, recurrence),
-            h=own if self.reverse else own.moved(depth),
-            before=own.real(self.n) if self.reverse else own.real(depth - 1),
-            old=own.moved(self.index(part, -1, self.w.constant(0, INT64))),
+            h=own.at(0),
+            before=own.at(-1).real(self.block.step(self.w.constant(0, INT64))),
+            old=own.at(-1),
             buffer=lambda: self.buffers.span(dtype, self.size),
         )
 
     def write_sums_first(self, number: int, recurrence: Recurrence) -> None:
         """Write the scan of the sums of a state and its addend."""
         part, elements = recurrence.parts[0], self.chosen_elements(number, recurrence)
-        steps = Steps(elements, self.totals[part], self.w.copy(self.kept[part][0]))
+        steps = Steps(elements, self.totals[part], real(self.kept[part].value))
         self.late[part], fine = affine.scan(self.block, steps, sum_first=True)
         self.trust(fine)
 
@@ -638,7 +605,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         wanted = [*self.nexts.values(), *totals.values()]
         with w.loop(0, self.n) as k, self.scalars.scope():
             j = self.n - 1 - k if self.reverse else k
-            self.bind_read(wanted, {}, {}, j)
+            self.bind_read(self.graphs[-1], wanted, {}, j)
             self.scalars.emit(wanted)
             for part, total in totals.items():
                 self.totals[part].store(j, self.scalars.number(total))
@@ -646,10 +613,9 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             for part, value in values:
                 value = self.scalars.number_as(value, self.dtype_of(part))
                 if part in self.sums_first:
-                    assert isinstance(value, Value)
-                    w.assign(self.kept[part][0], value)
+                    self.kept[part].value = value
                 else:
-                    self.histories[part].store(self.index(part, 0, j), value)
+                    self.histories[part].at(0).store(j, value)
 
     # What depends on the states
 
@@ -660,7 +626,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         wanted = [*addends.values(), *outputs.values()]
         if not wanted:
             return
-        known = self.scanned_values() | self.shared_readers(self.shared_in_map)
+        graph, known = self.graphs[-1], self.readers(-1)
         sums = {}
         for i in addends:
             dtype = self.inner.carries[i].type.dtype
@@ -669,7 +635,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             sums[i] = Total(w, nothing, [self.steps_at_once(wanted)])
 
         def write(j: Value, special: Special) -> None:
-            self.bind_read(wanted, known, {}, j)
+            self.bind_read(graph, wanted, known, j)
             self.scalars.emit(wanted, special)
             for i, addend in addends.items():
                 dtype = self.inner.carries[i].type.dtype
@@ -696,34 +662,16 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         scanned = {self.output_of_sums(part) for part in self.sums_first}
         return {k: v for k, v in enumerate(self.result.outputs) if k not in scanned}
 
-    def wanted_of_map(self) -> list[Variable]:
-        return [*self.addends().values(), *self.mapped_outputs().values()]
-
     def addends(self) -> dict[int, Variable]:
         return {i: self.result.carries[i] for i in self.sums}
-
-    def scanned_variables(self) -> dict[Variable, int]:
-        """Return the next values that have been scanned, and whose they are."""
-        return {
-            value: part
-            for part, value in self.nexts.items()
-            if value.owner is not None and part not in self.sums_first
-        }
-
-    def scanned_values(self) -> dict[Variable, Reader]:
-        """Return what reads the values that have been scanned."""
-        known: dict[Variable, Reader] = {
-            found.total: self.totals[part].load for part, found in self.sums_first.items()
-        }
-        return known | {v: self.reader(part) for v, part in self.scanned_variables().items()}
 
     def move_on(self) -> None:
         """Write what the block leaves: histories and outputs of channels, the latest values."""
         w = self.w
+        for part, cell in self.kept.items():
+            store_number(w, *self.place_of_value(part, 0), cell.value)
         for part, depth in self.depths.items():
-            if part in self.sums_first:
-                store_number(w, *self.place_of_value(part, 0), w.copy(self.kept[part][0]))
-            elif self.keeps_latest(part):
+            if self.keeps_latest(part):
                 with w.loop(0, depth) as k:
                     value = self.values[part].load(k if self.reverse else self.n + k)
                     store_number(w, *self.place_of_value(part, k), value)

@@ -35,7 +35,7 @@ from pytensor.graph.traversal import ancestors
 
 from scanlib.kernels.language import BOOL, INT64, Kernel, Value, Writer
 from scanlib.kernels.scalars import Number, added, parts_of
-from scanlib.kernels.spans import LINE, Total, halves, load_number, store_number, walk
+from scanlib.kernels.spans import LINE, Total, lane_counts, load_number, store_number, walk
 from scanlib.ops.lowered.channel_plan import Target
 from scanlib.schedules.elementwise import ElemwiseLoop
 from scanlib.schedules.step_by_step import TakesSteps
@@ -96,11 +96,8 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
     def kernel(self) -> Kernel:
         self.begin_steps()
         self.prepare_channels()
-        self.read_locals()
         self.ahead = self.rows_ahead()
-        taken = self.take_steps()
-        self.write_locals()
-        self.finish(taken)
+        self.write_loop()
         return self.whole_kernel()
 
     # Before the first step
@@ -212,7 +209,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         totals = [t for t in targets if t.collected and t.level == level]
         for target in totals:
             zero = self.scalars.constant(0, self.wide(target))
-            lanes = halves(self.lanes_of([target], target.inner - 1))
+            lanes = lane_counts(self.lanes_of([target], target.inner - 1))
             self.totals[id(target)] = Total(w, zero, lanes)
         values = [self.scalars.number(target.value) for target in here]
         for group in loop.plan.groups(targets, level):
@@ -242,7 +239,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             write(w.constant(0, INT64), 1)
             return
         low, high = self.low[number], self.high[number]
-        lanes, most = halves(self.lanes_of(group, level)), w.select(self.fast, high, low)
+        lanes, most = lane_counts(self.lanes_of(group, level)), w.select(self.fast, high, low)
         walk(w, low, high, lanes, write, most)
 
     def lanes_of(self, group: list[Target], level: int) -> int:

@@ -8,7 +8,8 @@ from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.schedules.blocks import BlocksRun
 from scanlib.schedules.channels import ChannelsRun
 from scanlib.schedules.chunks import ChunksRun
-from scanlib.schedules.elementwise import ElemwiseLoop, prepare, start
+from scanlib.schedules.elementwise import ElemwiseLoop
+from scanlib.schedules.loop_kernels import prepare, start
 from scanlib.schedules.selection import can_chunk, schedule
 
 

@@ -23,11 +23,12 @@ from __future__ import annotations
 from pytensor.configdefaults import config
 
 from scanlib.kernels.language import BOOL, INT64, Kernel, Type, Value
-from scanlib.kernels.scalars import Number, added
+from scanlib.kernels.scalars import Number, added, real
 from scanlib.kernels.spans import Cell, load_number, store_number
 from scanlib.recurrences.trust import WORDS
 from scanlib.schedules.blocks import BlocksRun
-from scanlib.schedules.elementwise import LAST, RUN, ElemwiseLoop, write_result
+from scanlib.schedules.elementwise import LAST, RUN, ElemwiseLoop
+from scanlib.schedules.loop_kernels import write_result
 
 LEAST_BLOCKS = 4  # of a chunk
 BLOCKS_TO_GUESS = 8  # blocks of a chunk for each one before it that is run
@@ -43,7 +44,7 @@ class ChunksRun(BlocksRun):
     def __init__(self, loop: ElemwiseLoop) -> None:
         super().__init__(loop)
         n = loop.signature.n_states
-        self.dtypes = {part: self.dtype_of(part) for part in self.depths}
+        self.dtypes = {part: self.dtype_of(part) for part in self.nexts}
         self.dtypes |= {n + i: self.dtype_of(n + i) for i in self.sums}
         self.pasts: list[Past] = [
             (part, row) for part in self.dtypes for row in range(self.depths.get(part, 1))
@@ -152,9 +153,8 @@ class ChunksRun(BlocksRun):
     def start_from(self, past: Past, place: int, now: Value) -> None:
         """Write the latest value before a run."""
         w = self.w
-        value = load_number(w, self.dtypes[past[0]], self.workspace, self.own + place)
-        assert isinstance(value, Value)
-        if past[0] not in self.depths:  # a sum of its own
+        value = real(load_number(w, self.dtypes[past[0]], self.workspace, self.own + place))
+        if past[0] not in self.nexts:  # a sum of its own
             value = w.select(self.chunk.equals(0), value, w.constant(0, value.type))
         else:
             value = w.select(self.guesses, w.cast(now, value.type.dtype), value)
@@ -167,7 +167,7 @@ class ChunksRun(BlocksRun):
         """
         w, same = self.w, self.w.as_value(True, BOOL)
         for past, place in self.before.items():
-            if past[0] not in self.depths:
+            if past[0] not in self.nexts:
                 continue
             word = Type(WORDS[self.dtypes[past[0]]])
             value = w.load(word, self.workspace, record + self.after[past])
@@ -186,9 +186,8 @@ class ChunksRun(BlocksRun):
         w = self.w
         with w.when(~self.guesses):
             for part in filter(self.is_traced, self.depths):
-                history, own = self.history_of(part), self.values[part]
-                first = 0 if self.reverse else self.depths[part]
-                to, of = (w.offset(k.pointer, k.place(first)) for k in (history, own))
+                history, own = self.history_of(part).at(0), self.histories[part].at(0)
+                to, of = (w.offset(k.pointer, k.start) for k in (history, own))
                 w.move(to, of, self.n * own.itemsize)
 
     # After all chunks
@@ -206,7 +205,7 @@ class ChunksRun(BlocksRun):
             if self.is_traced(part):
                 continue
             value = value_after(past, self.chunks - 1)
-            if part not in self.depths:
+            if part not in self.nexts:
                 total = Cell(w, value_after(past, w.constant(0, INT64)))
                 with w.loop(1, self.chunks) as k:
                     total.value = added(total.value, value_after(past, k))

@@ -22,46 +22,45 @@ are copied when their step comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
 from pytensor.graph.basic import Apply
+from pytensor.tensor.type import TensorType
 
-from scanlib.kernels.language import BOOL, INT64, POINTER, Kernel, Type, Value
-from scanlib.kernels.linalg.matrices import Matrix, known, sized
+from scanlib._compat import thaw_graph
+from scanlib.kernels.arrays.sizes import Check, Size, if_equal, minimum, product, quotient, total
+from scanlib.kernels.language import FLOATS, INT64, Kernel, Type, Value
+from scanlib.kernels.linalg.matrices import Matrix, copy, known, packed, sized
 from scanlib.kernels.linalg.products import write_product
 from scanlib.kernels.linalg.semiring_products import (
     VECTOR_BYTES,
     Combination,
     choose,
-    plainly,
     write_dots,
     write_multiple,
 )
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, Words
+from scanlib.kernels.program import Kernels, LoopProgram
 from scanlib.kernels.scalars import NoKernelError, parts_of
-from scanlib.kernels.spans import LINE, itemsize
+from scanlib.kernels.spans import itemsize
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.array_loops import array_program
-from scanlib.schedules.elementwise import (
-    Array,
-    TableReader,
-    Tables,
-    counted_steps,
-    write_checks,
-)
 from scanlib.schedules.linear_vectors import BLOCK, LogSteps, VectorSteps, padded
-from scanlib.schedules.turns import steps_of_a_turn, turns
+from scanlib.schedules.loop_kernels import Array, Loop, prepare, start
+from scanlib.schedules.step_by_step import TakesSteps
 
 WIDEST = 8  # columns longer than this do not fit the registers
 GUESSED_SIZES = (2, 3, 4)  # written for where the size is not known
+MULTIPLICATIONS = 8  # take as long as what counts as one number between polls
 
-Place = dict[str, Value]  # which state of the batch it is, and how far the inputs are
+STATE = "h0"
+OTHER, OUTER = "other", "p0"  # rows that are multiplied with states, and the products
 MISMATCH = "rows that are multiplied with states have an incompatible shape in axis 0"
-WORK_OF_A_TURN = 1 << 23  # multiplications, after which a kernel can be interrupted
+
+Position = dict[str, Value]  # which state of the batch it is, and how far the inputs are
 
 Multiply = Callable[[Matrix, Matrix, Matrix, "Matrix | None"], None]  # out = a h + add
 
@@ -86,16 +85,10 @@ def linear_program(op: LinearScan, node: Apply, outer: str = "") -> LoopProgram:
     """
     if not _is_of_vectors(op):
         return array_program(op.scan, may_be_empty=not op.untraced)
-    loop = Recurrence(op, node, outer)
-    kernels = Kernels(Prepare(loop).kernel(), Start(loop).kernel(), (Run(loop).kernel(),))
-    return LoopProgram(
-        name=op.name or "linear scan",
-        inputs=loop.inputs,
-        outputs=loop.outputs,
-        words=loop.words,
-        kernels=kernels,
-        failures=loop.failures,
-    )
+    loop = MatrixLoop(op, node, outer)
+    run = MatrixRun(loop).kernel()
+    kernels = Kernels(prepare(loop), start(loop), (run,))
+    return loop.program(op.name or "linear scan", kernels)
 
 
 def _is_of_vectors(op: LinearScan) -> bool:
@@ -108,60 +101,97 @@ def has_products(node: Apply) -> bool:
     op = node.op
     if op.coefficient == "fixed" or op.has_mask or op.untraced or not _is_of_vectors(op):
         return False
-    return bool(Recurrence(op, node, "").in_registers())
+    return bool(sizes_in_registers(op, known_size(op, node)))
 
 
-class Recurrence(Tables):
-    """What the kernels of one recurrence share."""
+class MatrixLoop(Loop):
+    """A matrix recurrence of vectors, and what its kernels need to know of it.
+
+    Attributes
+    ----------
+    roles : dict of str to Array
+        The inputs: ``"matrix"``, ``"offset"``, ``"initial"``, ``"mask"``, and ``"other"``, the rows
+        that states are multiplied with.
+    size, batches : Size
+        Of the matrix, and how many states there are.
+    known_size : int or None
+        The size where it is known when the kernels are written.
+    buffers : dict of str to Part
+        What is kept in the workspace.
+    """
 
     def __init__(self, op: LinearScan, node: Apply, outer: str) -> None:
-        super().__init__([variable.type for variable in node.inputs])
-        self.op, self.outer = op, outer
-        self.messages = op.messages()
-        parts = op.parts(node.inputs)
+        self.op, self.products = op, outer
+        self.may_be_empty = not op.untraced
         out = node.outputs[0].type
         self.dtype = out.dtype
-        if out.dtype not in ("float32", "float64"):
+        if out.dtype not in FLOATS:
             raise NoKernelError(f"a matrix recurrence of {out.dtype} has no kernel")
+        types = [variable.type for variable in node.inputs]
+        more = [TensorType(out.dtype, (None, None))] if outer else []
+        super().__init__(op.scan, thaw_graph(op.scan.body), [*types, *more])
         self.itemsize = itemsize(out.dtype)
         self.batch = op.batch_rank
         self.matrix_batched = op.matrix_batch_rank > 0
         self.fixed = op.coefficient == "fixed"
-        state = parts.initial.type.shape
-        added = state if parts.offset is None else parts.offset.type.shape
-        self.size = _first_known(
-            *parts.matrix.type.shape[-2:],
-            *(shape[-1] for shape in (state, added)),
-        )
-        numbers = op.parts(range(len(node.inputs)))._asdict()
-        outputs = [Output(ArrayType(out.dtype, out.ndim))]
+        names = op.parts([f"x{k}" for k in range(len(types))])._asdict()
+        self.roles = {role: self.arrays[name] for role, name in names.items() if name is not None}
+        self.known_size = known_size(op, node)
+        initial = self.roles["initial"]
+        self.size = initial.dims[-1] if self.known_size is None else self.known_size
+        self.batches = product(*initial.dims[1:-1])
+        self.work = quotient(product(self.size, self.size, self.batches), MULTIPLICATIONS)
+        if op.semiring == "log":
+            self.work = product(16, self.work)
+        for pair in op.same_sizes():
+            own = [(self.roles[role], axis) for role, axis in pair]
+            one, two = (a.dims[axis if axis < 0 else axis + a.lead] for a, axis in own)
+            check = Check("ne", (one, two), "LoopError", op.sizes_differ(), (one, two))
+            self.first_checks.append(check)
         if outer:
-            numbers["other"] = len(self.inputs)
-            self.inputs += (ArrayType(out.dtype, 2),)
-            outputs.append(Output(ArrayType(out.dtype, 3)))
-        self.outputs = tuple(outputs)
-        self.words = Words(self.inputs, self.outputs, ())
-        self.arrays = {
-            name: Array(name, False, number, kind.dtype, tuple(range(kind.ndim)), 0)
-            for name, number in numbers.items()
-            if number is not None
-            for kind in [self.inputs[number]]
+            self.roles["other"] = self.arrays[OTHER]
+            rows, width = self.roles["other"].dims
+            self.first_checks.append(Check("ne", (rows, self.dims(0)[0]), "ValueError", MISMATCH))
+            sizes = (self.size, width) if outer == "after" else (width, self.size)
+            self.sizes[1] = (rows, *sizes)
+        self.buffers = {
+            name: self.workspace.take(product(self.itemsize, items), pinned=True)
+            for name, items in self._buffers()
         }
-        given = sorted(self.arrays, key=lambda name: self.arrays[name].number)
-        self.names = op.signature.split_inputs(given[: len(node.inputs)])
+
+    def _arrays(self) -> Iterator[Array]:
+        yield from super()._arrays()
+        if self.products:
+            yield Array(OTHER, False, len(self.inputs) - 1, self.dtype, (0,), 1)
+            yield Array(OUTER, True, 1, self.dtype, (0, 1), 1)
+
+    def dims(self, number: int) -> Sequence[Size]:
+        return self.sizes[number] if number else super().dims(number)
+
+    def _buffers(self) -> Iterator[tuple[str, Size]]:
+        """Yield the parts of the workspace, and how many items each has."""
+        d = self.size
+        if "offset" in self.roles:
+            yield "row", d
+            if self.in_registers():
+                is_small = minimum(d, WIDEST), d
+                yield "rows", if_equal(*is_small, product(d, BLOCK), 0)
+        if not self.fixed or self.is_laid_out():
+            many = self.is_laid_out() and self.matrix_batched
+            yield "matrix", product(d, d, self.batches if many else 1)
+        if self.has_logs():
+            length, several = padded(self.dtype, d), self.batches if self.matrix_batched else 1
+            yield "exponentials", product(several, d, length)
+            yield "largest", product(several, length)
+            yield "buffers", product(length, 4)
+        if self.products:
+            yield "other", self.roles["other"].dims[1]
 
     # Which code there is
 
     def in_registers(self) -> tuple[int, ...]:
         """Return the sizes of vectors that are kept in registers."""
-        op = self.op
-        if op.semiring != "real" or self.batch:
-            return ()
-        if op.has_mask and op.untraced:
-            return ()  # a masked step reads the row before it
-        if self.size is None:
-            return GUESSED_SIZES
-        return (self.size,) if 2 <= self.size <= WIDEST else ()
+        return sizes_in_registers(self.op, self.known_size)
 
     def is_laid_out(self) -> bool:
         """Whether a fixed matrix is copied, so that its rows, or its columns, are contiguous."""
@@ -172,132 +202,120 @@ class Recurrence(Tables):
         return self.fixed and self.op.semiring == "log"
 
 
-def _first_known(*sizes: int | None) -> int | None:
+def known_size(op: LinearScan, node: Apply) -> int | None:
+    """Return the size of a matrix where types say it."""
+    parts = op.parts([variable.type.shape for variable in node.inputs])
+    vectors = [shape for shape in (parts.initial, parts.offset) if shape is not None]
+    sizes = [*parts.matrix[-2:], *(shape[-1] for shape in vectors)]
     return next((size for size in sizes if size is not None), None)
 
 
-class Table(TableReader[Recurrence]):
-    """What the writers of `prepare`, `start` and `run` share: how they read the table, and where
-    states are."""
+def sizes_in_registers(op: LinearScan, size: int | None) -> tuple[int, ...]:
+    """Return the sizes of vectors that are kept in registers; `size` is that of the matrix."""
+    if op.semiring != "real" or op.batch_rank:
+        return ()
+    if op.has_mask and op.untraced:
+        return ()  # a masked step reads the row before it
+    if size is None:
+        return GUESSED_SIZES
+    return (size,) if 2 <= size <= WIDEST else ()
 
-    def __init__(self, loop: Recurrence, name: str) -> None:
-        super().__init__(loop, name)
+
+class MatrixRun(TakesSteps[MatrixLoop]):
+    """Writes the kernel that takes the steps."""
+
+    def __init__(self, loop: MatrixLoop) -> None:
+        super().__init__(loop, "steps")
         self.op = loop.op
+        self.size = self.value_of(loop.size)
 
-    def dim(self, name: str, axis: int) -> Value:
-        """Return a size of an input; axes are counted like those of shapes."""
-        return super().dim(name, axis % len(self.loop.arrays[name].axes))
+    def size_of(self, role: str, axis: int) -> Value:
+        return self.value_of(self.loop.roles[role].dims[axis])
 
-    def stride(self, name: str, axis: int) -> Value:
-        return self.given_stride(name, axis % len(self.loop.arrays[name].axes))
+    def stride(self, role: str, axis: int) -> Value:
+        return self.value_of(self.loop.roles[role].strides[axis])
 
-    def result(self, number: int = 0) -> Value:
-        return self.out.word(self.words.outputs[number], POINTER, f"out{number}")
+    def has(self, role: str) -> bool:
+        return role in self.loop.roles
 
-    def has(self, name: str) -> bool:
-        return name in self.loop.arrays
-
-    @property
-    def size(self) -> Value:
-        """The size of the matrix."""
-        if self.loop.size is not None:
-            return self.w.constant(self.loop.size, INT64)
-        return self.dim("initial", -1)
-
-    def batches(self) -> Value:
-        total: Value = self.w.constant(1, INT64)
-        for axis in range(self.loop.batch):
-            total = total * self.dim("initial", 1 + axis)
-        return total
-
-    def spaces(self) -> dict[str, Value]:
-        """Return how many items each part of the workspace has."""
-        loop, op = self.loop, self.op
-        d, found = self.size, {}
-        if op.untraced:
-            found["states"] = d * self.batches() * 2
-        if self.has("offset"):
-            found["row"] = d
-            if loop.in_registers():
-                found["rows"] = self.w.select(d <= WIDEST, d * BLOCK, 0)
-        if not loop.fixed or loop.is_laid_out():
-            many = loop.is_laid_out() and loop.matrix_batched
-            found["matrix"] = d * d * self.batches() if many else d * d
-        if loop.has_logs():
-            length = padded(self.w, loop.dtype, d, loop.size)
-            several = self.batches() if loop.matrix_batched else self.w.constant(1, INT64)
-            found["exponentials"] = several * d * length
-            found["largest"] = several * length
-            found["buffers"] = length * 4
-        if loop.outer:
-            found["other"] = self.dim("other", 1)
-        return found
-
-    def whole_lines(self, items: Value) -> Value:
-        """Return how many bytes a part of the workspace has, in whole lines of the cache."""
-        return (items * self.loop.itemsize + (LINE - 1)) & -LINE
-
-    # States, and the parts of the workspace
-
-    def prepare_memory(self) -> None:
+    def kernel(self) -> Kernel:
         loop, w = self.loop, self.w
-        self.steps = self.out.number(self.words.steps, "steps")
+        self.begin_steps()
+        self.history = self.memory_of(STATE)
+        if loop.products:
+            self.outer = self.data(OUTER)
         self.cells = self.size * loop.itemsize
-        self.row_bytes = self.batches() * self.cells
-        self.space: dict[str, Value] = {}
         self.units: dict[Value, Value] = {}  # whether a stride is that of contiguous numbers
-        place: Value = w.constant(0, INT64)
-        for name, items in self.spaces().items():
-            workspace = self.out.word(self.words.workspace, POINTER, "workspace")
-            self.space[name] = w.offset(workspace, place)
-            place = place + self.whole_lines(items)
-        self.history = self.space["states"] if self.op.untraced else self.result()
+        starts = {name: total(loop.end_of_rings, part.start) for name, part in loop.buffers.items()}
+        self.space = {k: w.offset(self.workspace, self.value_of(at)) for k, at in starts.items()}
+        self.prepare_matrices()
+        cases: list[tuple[Value, Callable[[], None]]] = []
+        for size in loop.in_registers():
+            cases.append((self.size.equals(size), VectorSteps(self, size).write))
+        self.choose(cases)
+        self.finish(self.steps)
+        return self.whole_kernel(register_bytes())
 
-    def row_of(self, n: Value) -> Value:
+    def choose(self, cases: list[tuple[Value, Callable[[], None]]]) -> None:
+        """Write the first case that there is, and the general code behind all."""
+        loop = self.loop
+        if not cases:
+            self.write_all_steps()
+            return
+        (condition, write), *rest = cases
+        if loop.products:
+            condition = condition & self.has_products() & self.size_of("other", 1).equals(self.size)
+        elif loop.known_size is not None:
+            write()
+            return
+        with self.w.when(condition) as choice:
+            write()
+        with self.w.otherwise(choice):
+            self.choose(rest)
+
+    # States
+
+    def row_before(self, n: Value) -> Value:
         """Return where the state before step `n` is; after the last one, where it ends."""
-        if self.op.untraced:
-            return (n & 1) * self.row_bytes
-        return self.place_of(n) * self.row_bytes
+        self.be_at(n)
+        return self.row_of(STATE, -1)
 
     def place_of(self, n: Value) -> Value:
         """Return which row of the history has the state before step `n`."""
         return self.steps - n if self.op.reverse else n
 
-    def time(self, n: Value) -> Value:
-        return self.steps - 1 - n if self.op.reverse else n
-
     @contextmanager
-    def over_batch(self, t: Value | None = None, opens: bool = True) -> Iterator[Place]:
+    def over_batch(self, t: Value | None = None, opens: bool = True) -> Iterator[Position]:
         """Open loops over the batch; what is yielded are the index and how far the inputs are.
 
         With `t`, these are at that time.
         """
         loop, w = self.loop, self.w
         zero: Value = w.constant(0, INT64)
-        found: Place = dict.fromkeys(("index", "initial", "matrix", "offset"), zero)
-        leads = {"initial": 1, "offset": 1, "matrix": int(not loop.fixed)}
+        found: Position = dict.fromkeys(("index", "matrix", "offset"), zero)
         with ExitStack() as stack:
             for axis in range(loop.batch if opens else 0):
-                size = self.dim("initial", 1 + axis)
+                size = self.size_of("initial", 1 + axis)
                 k = stack.enter_context(w.loop(0, size))
                 found["index"] = found["index"] * size + k
-                for name, lead in leads.items():
-                    if self.has(name) and (name != "matrix" or loop.matrix_batched):
-                        found[name] = found[name] + k * self.stride(name, axis + lead)
-            for name in ("offset", *([] if loop.fixed else ["matrix"])):
-                if t is not None and self.has(name):
-                    found[name] = found[name] + t * self.stride(name, 0)
+                for role in ("matrix", "offset"):
+                    if self.has(role) and (role != "matrix" or loop.matrix_batched):
+                        stride = self.stride(role, axis + loop.roles[role].lead)
+                        found[role] = found[role] + k * stride
+            for role in ("offset", *([] if loop.fixed else ["matrix"])):
+                if t is not None and self.has(role):
+                    found[role] = found[role] + t * self.stride(role, 0)
             yield found
 
     # Matrices
 
-    def given(self, name: str, place: Place) -> Matrix:
+    def given(self, name: str, place: Position) -> Matrix:
         """Return an input as a matrix: of one row if it is a vector."""
-        pointer = self.w.offset(self.data(name), place[name])
+        pointer = self.w.offset(self.data(self.loop.roles[name].name), place[name])
         is_matrix = name in ("matrix", "mask")
         row = (self.size, self.stride(name, -2)) if is_matrix else (1, 0)
-        columns = self.dim(name, 1) if name == "other" else self.size
-        dtype = self.loop.arrays[name].dtype
+        columns = self.size_of(name, 1) if name == "other" else self.size
+        dtype = self.loop.roles[name].dtype
         return Matrix(pointer, dtype, row[0], columns, row[1], self.stride(name, -1))
 
     def state_at(self, pointer: Value) -> Matrix:
@@ -305,14 +323,9 @@ class Table(TableReader[Recurrence]):
         d, item = self.size, self.loop.itemsize
         return Matrix(pointer, self.loop.dtype, 1, d, d * item, item).turned
 
-    def copy(self, target: Value, source: Matrix) -> Matrix:
+    def copy(self, target: Value, source: Matrix) -> None:
         """Write the copy of a matrix to contiguous memory."""
-        w, size = self.w, source.itemsize
-        with w.loop(0, source.rows) as i, w.loop(0, source.columns) as k:
-            j = plainly(w, k)
-            w.store(target, (i * source.columns + j) * size, source.load(w, i, j))
-        line = w.as_value(source.columns, INT64) * size
-        return replace(source, pointer=target, row_stride=line, column_stride=size)
+        copy(self.w, source, packed(target, source.dtype, source.rows, source.columns))
 
     def in_rows(self, matrix: Matrix, space: str) -> Matrix:
         """Return a matrix whose rows are contiguous, copied to the workspace if need be."""
@@ -330,122 +343,12 @@ class Table(TableReader[Recurrence]):
         line = w.select(is_unit, row, columns * size)
         return replace(matrix, pointer=w.copy(found), row_stride=line, column_stride=size)
 
-
-class Prepare(Table):
-    """Writes the kernel that checks the inputs and computes the sizes of everything."""
-
-    def __init__(self, loop: Recurrence) -> None:
-        super().__init__(loop, "prepare")
-
-    def refuse(self, condition: Value, error: str, text: str, *numbers: Value) -> None:
-        with self.w.when(condition):
-            self.w.fail(self.loop.failure(error, text, len(numbers)), *numbers)
-
-    def kernel(self) -> Kernel:
-        loop, op, w, words = self.loop, self.op, self.w, self.words
-        messages = loop.messages
-        count, checks = counted_steps(loop.names, messages)
-        steps = self.value_of(count)
-        write_checks(self, checks, w.constant(True, BOOL))
-        rows = self.dim("initial", 0)
-        is_wrong = rows.differs(1)
-        if not op.untraced:
-            is_wrong = is_wrong & ((steps > 0) | rows.differs(0))
-        self.refuse(is_wrong, "InitialRowsError", messages.initial_rows(0), rows)
-        if op.required_steps:
-            self.refuse(steps < op.required_steps, "IndexError", messages.missing_steps())
-        first = {"initial": 1, "offset": 1, "matrix": int(not loop.fixed), "mask": 0}
-        for pair in op.same_sizes():
-            left, right = (
-                self.dim(name, axis if axis < 0 else axis + first[name]) for name, axis in pair
-            )
-            self.refuse(left.differs(right), "LoopError", op.sizes_differ(), left, right)
-        for word in (words.steps, words.capacity, words.taken):
-            self.out.write_word(word, steps)
-        for word in (words.begin, words.part, words.choice):
-            self.out.write_word(word, 0)
-        self.out.write_word(words.parts, 1)
-        total: Value = w.constant(0, INT64)
-        for items in self.spaces().values():
-            total = total + self.whole_lines(items)
-        self.out.write_word(words.workspace_size, total)
-        dims = [self.dim("initial", axis) for axis in range(2 + loop.batch)]
-        history = w.constant(1, INT64) if op.untraced else steps + rows
-        self.write_output(0, [history, *dims[1:]])
-        if loop.outer:
-            others, length = self.dim("other", 0), self.dim("other", 1)
-            sizes = [dims[1], length] if loop.outer == "after" else [length, dims[1]]
-            self.refuse(others.differs(history), "ValueError", MISMATCH)
-            self.write_output(1, [history, *sizes])
-        return self.whole_kernel(runs_once=True)
-
-    def write_output(self, number: int, dims: list[Value]) -> None:
-        for axis, value in enumerate(dims):
-            self.out.write_word(self.words.outputs[number] + 1 + axis, value)
-        first = self.words.first_row(number)
-        self.out.write_word(first, 0)
-        self.out.write_word(first + 1, dims[0])
-
-
-class Start(Table):
-    """Writes the kernel that copies the initial state."""
-
-    def __init__(self, loop: Recurrence) -> None:
-        super().__init__(loop, "start")
-
-    def kernel(self) -> Kernel:
-        self.prepare_memory()
-        first = self.row_of(self.w.constant(0, INT64))
-        with self.w.loop(0, self.dim("initial", 0)), self.over_batch() as place:
-            target = self.w.offset(self.history, first + place["index"] * self.cells)
-            self.copy(target, self.given("initial", place))
-        return self.out.kernel(runs_once=True)
-
-
-class Run(Table):
-    """Writes the kernel that takes the steps."""
-
-    def __init__(self, loop: Recurrence) -> None:
-        super().__init__(loop, "steps")
-
-    def kernel(self) -> Kernel:
-        loop, w = self.loop, self.w
-        self.prepare_memory()
-        self.prepare_matrices()
-        cases: list[tuple[Value, Callable[[], None]]] = []
-        for size in loop.in_registers():
-            cases.append((self.size.equals(size), VectorSteps(self, size).write))
-        self.choose(cases)
-        if self.op.untraced:
-            last = w.offset(self.history, self.row_of(self.steps))
-            w.move(self.result(), last, self.row_bytes)
-        return self.out.kernel(register_bytes())
-
-    def choose(self, cases: list[tuple[Value, Callable[[], None]]]) -> None:
-        """Write the first case that there is, and the general code behind all."""
-        loop = self.loop
-        if not cases:
-            self.write_all_steps()
-            return
-        (condition, write), *rest = cases
-        if loop.outer:
-            condition = condition & self.has_products() & self.dim("other", 1).equals(self.size)
-        elif loop.size is not None:
-            write()
-            return
-        with self.w.when(condition) as choice:
-            write()
-        with self.w.otherwise(choice):
-            self.choose(rest)
-
-    # Matrices
-
     def prepare_matrices(self) -> None:
         """Write copies of fixed matrices, and whether the rows of other inputs are contiguous."""
         loop, w = self.loop, self.w
         for name in ("offset", "matrix", "other"):
             if self.has(name):
-                stride, size = self.stride(name, -1), self.dim(name, -1)
+                stride, size = self.stride(name, -1), self.size_of(name, -1)
                 self.units[stride] = stride.equals(loop.itemsize) | (size < 2)
         if loop.is_laid_out():
             with self.over_batch(opens=loop.matrix_batched) as place:
@@ -457,12 +360,12 @@ class Run(Table):
         size = self.size * self.size * self.loop.itemsize
         return index * size if self.loop.matrix_batched else self.w.constant(0, INT64)
 
-    def oriented(self, name: str, place: Place) -> Matrix:
+    def oriented(self, name: str, place: Position) -> Matrix:
         """Return an input as it stands in ``A ⊗ h + b``."""
         matrix, is_matrix = self.given(name, place), name in ("matrix", "mask")
         return matrix.turned if not is_matrix or self.op.side == "right" else matrix
 
-    def matrix_at(self, place: Place) -> Matrix:
+    def matrix_at(self, place: Position) -> Matrix:
         """Return the matrix of a step."""
         loop, d, item = self.loop, self.size, self.loop.itemsize
         if not loop.is_laid_out():
@@ -470,41 +373,36 @@ class Run(Table):
         pointer = self.w.offset(self.space["matrix"], self.laid_out_at(place["index"]))
         return Matrix(pointer, loop.dtype, d, d, d * item, item).turned
 
-    def offset_at(self, place: Place) -> Matrix | None:
+    def offset_at(self, place: Position) -> Matrix | None:
         return self.oriented("offset", place) if self.has("offset") else None
-
-    @contextmanager
-    def turns(self, work: Value) -> Iterator[Value]:
-        """Open the loops over all steps, with a chance to interrupt them now and then."""
-        w = self.w
-        length, done = steps_of_a_turn(w, work, whole=WORK_OF_A_TURN), w.local(0, INT64)
-        with turns(w, done, self.steps, length) as (first, last), w.loop(first, last) as n:
-            yield n
 
     # All steps, in the general way
 
     def write_all_steps(self) -> None:
-        loop, op, w = self.loop, self.op, self.w
-        logs = None
-        if loop.has_logs():
-            logs = LogSteps(self)
-            logs.prepare()
-        work = self.size * self.size * self.batches()
-        if logs is not None or op.semiring == "log":
-            work = work * 16
-        with self.turns(work) as n, self.over_batch(self.time(n)) as place:
-            cell = place["index"] * self.cells
-            old, new = (w.offset(self.history, self.row_of(k) + cell) for k in (n, n + 1))
-            if logs is not None:
-                logs.step(place, old, new)
-            else:
-                self.write_step(place, old, new, self.combine)
-                if op.has_mask:
-                    self.check_step(place, old, new)
-        if loop.outer:
+        self.logs = LogSteps(self) if self.loop.has_logs() else None
+        if self.logs is not None:
+            self.logs.prepare()
+        self.take_steps()
+        if self.loop.products:
             self.write_products()
 
-    def write_step(self, place: Place, old: Value, new: Value, multiply: Multiply) -> None:
+    def step(self) -> None:
+        with self.over_batch(self.t) as place:
+            old, new = self.states(place)
+            if self.logs is not None:
+                self.logs.step(place, old, new)
+            else:
+                self.write_step(place, old, new, self.combine)
+                if self.op.has_mask:
+                    self.check_step(place, old, new)
+
+    def states(self, place: Position) -> tuple[Value, Value]:
+        """Return where a state is before this step, and after."""
+        cell = place["index"] * self.cells
+        old, new = (self.w.offset(self.history, self.row_of(STATE, k) + cell) for k in (-1, 0))
+        return old, new
+
+    def write_step(self, place: Position, old: Value, new: Value, multiply: Multiply) -> None:
         """Write one step of a state."""
         state, out = self.state_at(old), self.state_at(new)
         multiply(out, self.matrix_at(place), state, self.offset_at(place))
@@ -527,7 +425,7 @@ class Run(Table):
         mask = self.oriented("mask", {"mask": self.w.constant(0, INT64)})
         write_product(self.w, a, h, out, add, mask)
 
-    def check_step(self, place: Place, old: Value, new: Value) -> None:
+    def check_step(self, place: Position, old: Value, new: Value) -> None:
         """Write what is done about a step whose results are not finite."""
         w, kind = self.w, Type(self.loop.dtype)
         wrong = w.local(0, INT64)
@@ -541,30 +439,32 @@ class Run(Table):
     def masked_steps(self, first: Value, last: Value) -> None:
         """Write some steps without the items that the mask leaves out; there is no batch."""
         w = self.w
-        with w.loop(first, last) as n, self.over_batch(self.time(n)) as place:
-            old, new = (w.offset(self.history, self.row_of(k)) for k in (n, n + 1))
-            self.write_step(place, old, new, self.masked)
+        with w.loop(first, last) as n:
+            self.be_at(n)
+            with self.over_batch(self.t) as place:
+                self.write_step(place, *self.states(place), self.masked)
 
     # Products of states and other rows
 
     def has_products(self) -> Value:
-        rows = self.out.number(self.words.outputs[1] + 1, "product_rows")
-        return rows > 0
+        return self.dim(OUTER, 0) > 0
 
     def write_products(self) -> None:
         """Write the products of all states, after the steps."""
         w, item = self.w, Type(self.loop.dtype)
-        rows = self.out.number(self.words.outputs[1] + 1, "product_rows")
-        d, width = self.size, self.dim("other", 1)
-        sizes = (d, width) if self.loop.outer == "after" else (width, d)
+        rows, *sizes = (self.dim(OUTER, axis) for axis in range(3))
         with w.loop(0, rows) as t:
-            pair = w.offset(self.history, t * self.row_bytes), self.other_at(t)
-            left, right = pair if self.loop.outer == "after" else pair[::-1]
-            first = w.offset(self.result(1), t * (d * width) * item.itemsize)
+            state = w.offset(self.history, t * self.stride_of(STATE, 0))
+            left, right = self.in_order(state, self.other_at(t))
+            first = w.offset(self.outer, t * self.stride_of(OUTER, 0))
             with w.loop(0, sizes[0]) as i:
                 factor = w.load(item, left, i * item.itemsize)
-                target = w.offset(first, i * sizes[1] * item.itemsize)
+                target = w.offset(first, i * self.stride_of(OUTER, 1))
                 write_multiple(w, target, factor, right, sizes[1])
+
+    def in_order(self, state: Value, other: Value) -> tuple[Value, Value]:
+        """Return the factors of a product as they stand in it."""
+        return (state, other) if self.loop.products == "after" else (other, state)
 
     def other_at(self, t: Value) -> Value:
         """Return where a row is that states are multiplied with, its numbers side by side."""

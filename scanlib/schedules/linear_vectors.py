@@ -35,8 +35,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scanlib.kernels.arrays.sizes import Size, pieces, product
 from scanlib.kernels.elementary import vector_function
-from scanlib.kernels.language import INT64, Local, Type, Value, Writer
+from scanlib.kernels.language import INT64, Local, Type, Value
 from scanlib.kernels.linalg.matrices import Matrix, packed
 from scanlib.kernels.linalg.semiring_products import (
     VECTOR_BYTES,
@@ -44,15 +45,15 @@ from scanlib.kernels.linalg.semiring_products import (
     SmallVectors,
     extreme_of,
     largest_lane,
-    plainly,
 )
 from scanlib.kernels.spans import any_lane
+from scanlib.schedules.polls import between_polls
 
 if TYPE_CHECKING:
-    from scanlib.schedules.linear_steps import Place, Run
+    from scanlib.schedules.linear_steps import MatrixRun, Position
 
 BLOCK = 64  # steps after which finiteness is checked; their offsets are read side by side
-BLOCKS_OF_A_TURN = 64
+BLOCKS_PER_POLL = 64
 
 
 def look_ahead(size: int) -> int:
@@ -69,7 +70,7 @@ def powers_range(dtype: str) -> tuple[float, float]:
 class VectorSteps:
     """Writes all steps of a vector in registers, and the products of states and other rows."""
 
-    def __init__(self, run: Run, size: int) -> None:
+    def __init__(self, run: MatrixRun, size: int) -> None:
         self.run, self.w, self.size = run, run.w, size
         self.vectors = SmallVectors(run.w, run.loop.dtype, size)
         self.traced = not run.op.untraced
@@ -82,10 +83,11 @@ class VectorSteps:
         composes = self.composes() if ahead else None
         state, done = w.local(self.first_state()), w.local(0, INT64)
         self.write_products(w.constant(0, INT64), w.copy(state))
-        with w.loop_while(lambda: w.copy(done) < run.steps):
-            first = w.copy(done)
-            with w.when((first & (BLOCK * BLOCKS_OF_A_TURN - 1)).equals(0)):
-                w.poll(first, run.steps)
+        length = BLOCK * BLOCKS_PER_POLL
+        with (
+            between_polls(w, done, run.steps, length) as (start, end),
+            w.loop(start, end, BLOCK) as first,
+        ):
             last = w.select(first + BLOCK < run.steps, first + BLOCK, run.steps)
             before, check = w.copy(state), w.local(zero)
             self.offsets = self.offset_rows(first, last)
@@ -103,13 +105,12 @@ class VectorSteps:
             if run.op.has_mask:
                 with w.when(self.vectors.is_nan(w.copy(check))):
                     run.masked_steps(first, last)
-                    w.assign(state, self.vectors.load(run.history, run.row_of(last)))
-            w.assign(done, last)
+                    w.assign(state, self.vectors.load(run.history, run.row_before(last)))
         if not self.traced:
-            self.vectors.store(run.history, run.row_of(run.steps), w.copy(state))
+            self.vectors.store(run.history, run.row_before(run.steps), w.copy(state))
 
     def first_state(self) -> Value:
-        return self.vectors.load(self.run.history, self.run.row_of(self.w.constant(0, INT64)))
+        return self.vectors.load(self.run.history, self.run.row_before(self.w.constant(0, INT64)))
 
     def store_state(self, n: Value, state: Value) -> None:
         """Write the state before step `n` to its row, if it has one."""
@@ -207,31 +208,29 @@ class VectorSteps:
     def write_products(self, n: Value, state: Value) -> None:
         """Write the products of the state before step `n` and the row beside it."""
         run, vectors = self.run, self.vectors
-        outer = run.loop.outer
-        if not outer:
+        if not run.loop.products:
             return
         row = run.place_of(n)
-        pair = state, vectors.load(run.other_at(row), 0)
-        left, right = pair if outer == "after" else pair[::-1]
+        left, right = run.in_order(state, vectors.load(run.other_at(row), 0))
         size = self.size * vectors.itemsize
         first = row * (size * self.size)
         for i, item in enumerate(vectors.copies(left)):
-            vectors.store(run.result(1), first + i * size, item * right)
+            vectors.store(run.outer, first + i * size, item * right)
 
 
 class LogSteps:
     """Writes steps with a fixed matrix in the log semiring."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: MatrixRun) -> None:
         self.run, self.w = run, run.w
         self.dtype = run.loop.dtype
         self.item = Type(self.dtype)
-        self.lanes = lanes_of(self.dtype, run.loop.size)
+        self.lanes = lanes_of(self.dtype, run.loop.known_size)
         self.kind = Type(self.dtype, self.lanes)
-        self.length = padded(run.w, self.dtype, run.size, run.loop.size)
+        self.length = run.value_of(padded(self.dtype, run.loop.size))
         limits = np.finfo(self.dtype)
         self.smallest = float(limits.tiny / limits.eps**2)
-        size, self.vectors = run.loop.size, None
+        size, self.vectors = run.loop.known_size, None
         if size is not None and 2 <= size <= self.lanes:
             self.vectors = SmallVectors(run.w, self.dtype, size)
         self.state: Local | None = None
@@ -249,12 +248,11 @@ class LogSteps:
         self.values, self.weights, self.sums, self.adds = buffers
         with run.over_batch(opens=run.loop.matrix_batched) as place:
             self.prepare_matrix(place)
-        with w.loop(0, self.length) as k:
-            i = plainly(w, k)
+        with w.loop(0, self.length) as i:
             neutral = w.select(i < run.size, w.constant(0.0, item), -inf)
             w.store(self.adds, i * item.itemsize, neutral)
             w.store(self.values, i * item.itemsize, w.constant(-inf, item))
-        first = w.offset(run.history, run.row_of(w.constant(0, INT64)))
+        first = w.offset(run.history, run.row_before(w.constant(0, INT64)))
         if run.loop.batch:
             return
         if self.vectors is not None:
@@ -268,7 +266,7 @@ class LogSteps:
             at = j * item.itemsize
             w.store(self.values, at, w.load(item, row, at))
 
-    def prepare_matrix(self, place: Place) -> None:
+    def prepare_matrix(self, place: Position) -> None:
         """Write the exponentials of a matrix: column by column, padded."""
         run, w, item = self.run, self.w, self.item
         matrix = run.matrix_at(place)
@@ -278,20 +276,19 @@ class LogSteps:
             own = w.select(i < run.size, i, last)  # lanes past the end repeat the last number
             top = w.local(-inf, item)
             with w.loop(0, run.size) as k:
-                value, before = matrix.load(w, own, plainly(w, k)), w.copy(top)
+                value, before = matrix.load(w, own, k), w.copy(top)
                 w.assign(top, w.select((value > before) | value.differs(value), value, before))
             found = w.copy(top)
             found = w.select(abs(found) < inf, found, 0.0)
             w.store(largest, i * item.itemsize, found)
-            with w.loop(0, run.size) as k:
-                j = plainly(w, k)
+            with w.loop(0, run.size) as j:
                 value = matrix.load(w, own, j) - found
                 w.store(exponentials, (j * self.length + i) * item.itemsize, value)
         with w.loop(0, run.size * self.length, self.lanes) as i:
             at = i * item.itemsize
             w.store(exponentials, at, self.function("exp", w.load(self.kind, exponentials, at)))
 
-    def of_matrix(self, place: Place) -> tuple[Value, Value]:
+    def of_matrix(self, place: Position) -> tuple[Value, Value]:
         """Return where the exponentials of a matrix are, and the largest numbers of its rows."""
         run, w = self.run, self.w
         exponentials, largest = run.space["exponentials"], run.space["largest"]
@@ -305,14 +302,14 @@ class LogSteps:
     def is_irregular(self, sums: Value) -> Value:
         return ~((sums > self.smallest) & (sums < inf))
 
-    def step(self, place: Place, old: Value, new: Value) -> None:
+    def step(self, place: Position, old: Value, new: Value) -> None:
         if self.vectors is not None:
             self.step_in_registers(self.vectors, place, old, new)
         else:
             self.step_in_memory(place, old, new)
 
     def step_in_registers(
-        self, vectors: SmallVectors, place: Place, old: Value, new: Value
+        self, vectors: SmallVectors, place: Position, old: Value, new: Value
     ) -> None:
         """Write a step whose state is one vector, carried from step to step without a batch."""
         run, w = self.run, self.w
@@ -337,7 +334,7 @@ class LogSteps:
             if self.state is not None:
                 w.assign(self.state, vectors.load(new, 0))
 
-    def step_in_memory(self, place: Place, old: Value, new: Value) -> None:
+    def step_in_memory(self, place: Position, old: Value, new: Value) -> None:
         run, w, item, kind = self.run, self.w, self.item, self.kind
         size = item.itemsize
         exponentials, largest = self.of_matrix(place)
@@ -366,8 +363,7 @@ class LogSteps:
             w.assign(wrong, w.select(self.is_irregular(sums), 1.0, w.copy(wrong)))
             with w.when(c < whole):
                 w.store(new, at, value)
-        with w.loop(whole, run.size) as k:
-            i = plainly(w, k)
+        with w.loop(whole, run.size) as i:
             w.store(new, i * size, w.load(item, self.values, i * size))
         is_wrong = any_lane(w, w.copy(wrong).differs(0.0))
         with w.when(is_wrong | ~(abs(top) < inf)):
@@ -375,7 +371,7 @@ class LogSteps:
             if not run.loop.batch:
                 self.read_values(new)
 
-    def addends(self, place: Place, whole: Value) -> Value:
+    def addends(self, place: Position, whole: Value) -> Value:
         """Return where the offset's whole vectors are; what is left is copied to the buffer."""
         run, w, item = self.run, self.w, self.item
         add = run.offset_at(place)
@@ -383,11 +379,11 @@ class LogSteps:
             return self.adds
         row = run.in_rows(add.turned, "row").pointer
         with w.loop(whole, run.size) as k:
-            at = plainly(w, k) * item.itemsize
+            at = k * item.itemsize
             w.store(self.adds, at, w.load(item, row, at))
         return row
 
-    def term_by_term(self, place: Place, old: Value, new: Value, top: Value) -> None:
+    def term_by_term(self, place: Position, old: Value, new: Value, top: Value) -> None:
         """Write a step again, with sums that are not regular computed from their terms."""
         run, w, item = self.run, self.w, self.item
         matrix, add = run.matrix_at(place), run.offset_at(place)
@@ -398,8 +394,7 @@ class LogSteps:
             sums = w.copy(found)
             with w.when(self.is_irregular(sums) | ~(abs(top) < inf)) as choice:
 
-                def term(k: Value, i: Value = i) -> Value:
-                    j = plainly(w, k)
+                def term(j: Value, i: Value = i) -> Value:
                     return matrix.load(w, i, j) + w.load(item, old, j * item.itemsize)
 
                 w.assign(found, extreme_of(w, "log", item, run.size, term))
@@ -422,9 +417,7 @@ def lanes_of(dtype: str, size: int | None) -> int:
     return max(2, 1 << (size - 1).bit_length()) if size else full
 
 
-def padded(w: Writer, dtype: str, size: Value, known: int | None) -> Value:
-    """Return how many numbers a buffer has; `known` is the size if it is known."""
-    lanes = lanes_of(dtype, known)
-    if known is not None:
-        return w.constant(-(-known // lanes) * lanes, INT64)
-    return (size + (lanes - 1)) & -lanes
+def padded(dtype: str, size: Size) -> Size:
+    """Return how many numbers a buffer has for a state of a size."""
+    lanes = lanes_of(dtype, size if isinstance(size, int) else None)
+    return product(lanes, pieces(size, lanes))

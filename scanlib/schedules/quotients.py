@@ -7,7 +7,8 @@ With the reciprocal ``r ≈ 1 / y``, rounded to the nearest number, and multiply
 `q₁` is one of the two numbers next to ``x / y``, so the remainder ``x - y q₁`` has no error and
 `q₂` is the nearest number to the quotient (P. Markstein, "Computation of elementary functions on
 the IBM RISC System/6000 processor", 1990; J.-M. Muller et al., "Handbook of floating-point
-arithmetic", 2018, section 4.7). A vector of them takes less than half of the time of a division.
+arithmetic", 2018, section 4.7). In registers of 512 bits, a vector of them takes less than half of
+the time of a division; in shorter ones divisions are faster, and stay.
 
 That holds where nothing on the way overflows or underflows: where `x` is zero, whose sign `q₀`
 keeps, or within `RANGE`, and `y` is within its square root. If other numbers are found in a block,
@@ -23,10 +24,11 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.kernels.language import BOOL, Type, Value, Writer
-from scanlib.kernels.processor import has_fused_multiply_add
-from scanlib.kernels.scalars import Scalars
+from scanlib.kernels.processor import has_fused_multiply_add, register_bytes
+from scanlib.kernels.scalars import Scalars, real
 from scanlib.recurrences.trust import Found, outside
 
+LONG = 64  # bytes of registers
 RANGE = {"float64": 2.0**480, "float32": 2.0**60}  # and one by that
 DIVISORS = {"float64": 2.0**240, "float32": 2.0**30}
 
@@ -36,9 +38,9 @@ def quotients_in(
 ) -> list[Apply]:
     """Return the divisions of real numbers by what is computed from constants and from `same`.
 
-    `known` is what is not computed anew.
+    `known` is what is not computed anew. There are none where divisions take no longer.
     """
-    if not has_fused_multiply_add():
+    if not has_fused_multiply_add() or register_bytes() < LONG:
         return []
     allowed, blockers = set(same), set(known)
 
@@ -77,8 +79,7 @@ class Quotients:
         scalars.emit([node.inputs[1] for node in nodes])
         for node in nodes:
             dtype = node.outputs[0].type.dtype
-            divisor = scalars.number(node.inputs[1])
-            assert isinstance(divisor, Value)
+            divisor = real(scalars.number(node.inputs[1]))
             own, most = scalars.convert(divisor, dtype), DIVISORS[dtype]
             self.fine = self.fine & (abs(own) <= most) & (abs(own) >= 1 / most)
             self.divisors[node.outputs[0]] = (own, 1.0 / own)
@@ -92,8 +93,7 @@ class Quotients:
         if out not in self.divisors:
             return False
         w, scalars = self.w, self.scalars
-        x = scalars.spread(scalars.number(node.inputs[0]))
-        assert isinstance(x, Value)
+        x = real(scalars.spread(scalars.number(node.inputs[0])))
         x = scalars.convert(x, out.type.dtype)
         y, r = (w.splat(v, x.type.lanes) if x.type.lanes > 1 else v for v in self.divisors[out])
         limit = RANGE[out.type.dtype]

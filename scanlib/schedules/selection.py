@@ -13,6 +13,8 @@ from pytensor.configdefaults import config
 from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
 
+from scanlib.kernels.language import FLOATS
+from scanlib.kernels.processor import takes_halves
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
 from scanlib.recurrences import CLASSES
 
@@ -48,7 +50,9 @@ def few_channels(op: ElemwiseScan) -> int:
         return 8 if is_short else 7
     if is_short:
         return 4
-    return 2 if all(_changes_coefficients(op, own) for own in op.recurrences) else 3
+    if all(_changes_coefficients(op, own) for own in op.recurrences):
+        return 1 if takes_halves() else 2
+    return 3
 
 
 def _changes_coefficients(op: ElemwiseScan, recurrence: Recurrence) -> bool:
@@ -147,7 +151,7 @@ def can_chunk(op: ElemwiseScan) -> bool:
     dtypes = {items[part].type.dtype for r in op.recurrences for part in r.parts}
     if any(item.type.dtype.startswith("complex") for item in items):
         return False
-    return dtypes <= {"float32", "float64"} and all(map(_may_decay, op.recurrences))
+    return dtypes <= set(FLOATS) and all(map(_may_decay, op.recurrences))
 
 
 def _may_decay(recurrence: Recurrence) -> bool:

@@ -16,50 +16,55 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors, toposort
 
+from scanlib.kernels.language import FLOATS
+from scanlib.ops.signature import BodyInputs
 from scanlib.schedules.selection import is_cheap
-
-DTYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A graph of one step.
+    """A graph that computes a part of one step, from inputs of its own.
 
     Attributes
     ----------
     outputs : sequence of Variable
-    rows, whole : mapping of Variable to Variable
-        Its inputs that are rows, and those that are the same at all steps, and which input of the
-        body each of them is.
-    computed : collection of Variable
-        What has been computed before: nothing above it is looked at.
+    own : mapping of Variable to Variable
+        Which input of the body each of its inputs is.
+    scanned : mapping of Variable to int
+        What has been computed before, and whose it is: nothing above it is looked at.
     """
 
     outputs: Sequence[Variable]
-    rows: Mapping[Variable, Variable]
-    whole: Mapping[Variable, Variable]
-    computed: Iterable[Variable] = ()
+    own: Mapping[Variable, Variable]
+    scanned: Mapping[Variable, int]
+
+    def inputs_among(self, wanted: Iterable[Variable]) -> dict[Variable, Variable]:
+        """Return which of its inputs are some of the body's."""
+        chosen = set(wanted)
+        return {mine: own for mine, own in self.own.items() if own in chosen}
 
 
-def shared_values(graphs: Sequence[StepGraph]) -> list[dict[Variable, int]]:
+def shared_values(graphs: Sequence[StepGraph], inner: BodyInputs) -> list[dict[Variable, int]]:
     """Return, for each graph, which of its values are shared, by their numbers.
 
-    Equal numbers are equal values of the same rows.
+    Equal numbers are equal values of the same rows. `inner` are the inputs of the body.
     """
     numbers: dict[object, int] = {}
-    found = [_slow_values(graph, numbers) for graph in graphs]
+    found = [_slow_values(graph, inner, numbers) for graph in graphs]
     uses = Counter(number for own in found for number in set(own.values()))
     shared = [{v: number for v, number in own.items() if uses[number] > 1} for own in found]
     return [_last(graph, own) for graph, own in zip(graphs, shared, strict=True)]
 
 
-def _slow_values(graph: StepGraph, numbers: dict[object, int]) -> dict[Variable, int]:
+def _slow_values(
+    graph: StepGraph, inner: BodyInputs, numbers: dict[object, int]
+) -> dict[Variable, int]:
     """Return what a graph computes from rows by slow operations."""
-    blockers = {*graph.computed}
+    blockers = {*graph.scanned}
     known: dict[Variable, int] = {}
     varying: dict[Variable, int] = {}
-    for own, variables in ((varying, graph.rows), (known, graph.whole)):
-        for variable, input_ in variables.items():
+    for own, inputs in ((varying, inner.rows), (known, inner.non_sequences)):
+        for variable, input_ in graph.inputs_among(inputs).items():
             own[variable] = numbers.setdefault(input_, len(numbers))
     order = list(toposort(graph.outputs, blockers=blockers))
     for node in order:
@@ -77,7 +82,7 @@ def _slow_values(graph: StepGraph, numbers: dict[object, int]) -> dict[Variable,
         out: varying[out]
         for node in order
         for out in node.outputs
-        if out in above and out in varying and out.type.dtype in DTYPES and _is_slow(node.op)
+        if out in above and out in varying and out.type.dtype in FLOATS and _is_slow(node.op)
     }
 
 
@@ -87,5 +92,5 @@ def _is_slow(op: Op) -> bool:
 
 def _last(graph: StepGraph, shared: Mapping[Variable, int]) -> dict[Variable, int]:
     """Return the shared values that a graph reads when it has all of them."""
-    above = set(ancestors(graph.outputs, blockers={*graph.computed, *shared}))
+    above = set(ancestors(graph.outputs, blockers={*graph.scanned, *shared}))
     return {value: number for value, number in shared.items() if value in above}

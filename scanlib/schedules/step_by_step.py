@@ -5,8 +5,8 @@ from __future__ import annotations
 from scanlib.kernels.language import BOOL, FULL, INT64, Local, Value, Writer
 from scanlib.kernels.scalars import Number
 from scanlib.kernels.spans import Cell, load_number, store_number
-from scanlib.schedules.elementwise import L, TableReader, write_result
-from scanlib.schedules.turns import turns
+from scanlib.schedules.loop_kernels import L, TableReader, write_result
+from scanlib.schedules.polls import between_polls
 
 
 class TakesSteps(TableReader[L]):
@@ -18,6 +18,8 @@ class TakesSteps(TableReader[L]):
         How many steps there are, and the first one that this call takes.
     i, t : Value
         The number of the step that is written, and its row in the arrays.
+    done : Local
+        The first step that is not taken yet.
     stopped : Local
         Set by a step of a loop that may stop.
     registers : dict of str to list of Cell
@@ -28,7 +30,7 @@ class TakesSteps(TableReader[L]):
     begin: Value
     i: Value
     t: Value
-    turn: Local
+    done: Local
     stopped: Local
 
     def step(self) -> None:
@@ -43,6 +45,13 @@ class TakesSteps(TableReader[L]):
         self.steps = self.out.number(self.words.steps, "steps")
         self.begin = self.out.number(self.words.begin, "begin")
 
+    def write_loop(self) -> None:
+        """Write all steps, with what comes right before them and after."""
+        self.read_locals()
+        taken = self.take_steps()
+        self.write_locals()
+        self.finish(taken)
+
     def take_steps(self) -> Value:
         """Write all steps; return how many are taken by then."""
         loop, w = self.loop, self.w
@@ -50,40 +59,48 @@ class TakesSteps(TableReader[L]):
         if loop.grows:
             capacity = self.out.number(self.words.capacity, "capacity")
             end = w.select(capacity < end, capacity, end)
-        self.turn = w.local(self.begin)
+        self.done = w.local(self.begin)
         if loop.signature.has_stop:
             self.stopped = w.local(False, BOOL)
             self.steps_until(end)
         else:
-            self.steps_in_turns(end)
-        taken = w.copy(self.turn)
+            self.steps_to(end)
+        taken = w.copy(self.done)
         self.out.write_word(self.words.taken, taken)
         return taken
 
-    def steps_in_turns(self, end: Value) -> None:
+    def steps_to(self, end: Value) -> None:
         """Write all steps, with a chance to interrupt them now and then."""
-        length = self.out.number(self.words.turn, "turn")
-        with turns(self.w, self.turn, end, length) as (first, last), self.w.loop(first, last) as i:
+        length = self.out.number(self.words.steps_per_poll, "steps_per_poll")
+        with (
+            between_polls(self.w, self.done, end, length) as (first, last),
+            self.w.loop(first, last) as i,
+        ):
             self.be_at(i)
+            self.step()
 
     def be_at(self, i: Value) -> None:
-        """Write one step."""
-        self.i, self.t = i, self.steps - 1 - i if self.loop.reverse else i
-        self.step()
+        """Let `step` and `row_of` write for one step."""
+        self.i, self.t = i, self.time(i)
+
+    def time(self, i: Value) -> Value:
+        """Return the row of a step in the arrays."""
+        return self.steps - 1 - i if self.loop.reverse else i
 
     def steps_until(self, end: Value) -> None:
-        w, length = self.w, self.out.number(self.words.turn, "turn")
+        w, length = self.w, self.out.number(self.words.steps_per_poll, "steps_per_poll")
 
         def stopped() -> Value:
             return w.copy(self.stopped)
 
         with (
-            turns(w, self.turn, end, length, stopped) as (_, last),
-            w.loop_while(lambda: (w.copy(self.turn) < last) & ~stopped()),
+            between_polls(w, self.done, end, length, stopped) as (_, last),
+            w.loop_while(lambda: (w.copy(self.done) < last) & ~stopped()),
         ):
-            i = w.copy(self.turn)
+            i = w.copy(self.done)
             self.be_at(i)
-            w.assign(self.turn, i + 1)
+            self.step()
+            w.assign(self.done, i + 1)
 
     # Rows of states
 

@@ -148,7 +148,8 @@ def test_an_error_of_the_step_says_what_it_was_called_with():
     with pytest.raises(TypeError) as other:
         scanlib.loop(lambda c, x: (x if c[0] > 0 else c[1], None), (0.0, rows), rows)
     (note,) = other.value.__notes__
-    assert "the carry (init): scalar float64, (4, 2) float64; a row (xs): (2,) float64." in note
+    assert "the carry (init), tuple, to be read as v[0]: scalar float64, (4, 2) float64; " in note
+    assert "a row (xs): (2,) float64." in note
     assert "In place of `if`" in note
     with pytest.raises(IndexError) as second:
         scanlib.map(lambda i: rows[i], np.arange(4))
@@ -156,6 +157,48 @@ def test_an_error_of_the_step_says_what_it_was_called_with():
     with pytest.raises(RecursionError) as third:  # what PyTensor makes of it
         scanlib.map(lambda row: row["price"], rows)
     assert third.value.__notes__[0].endswith("The items of a row have numbers, x[0], not names.")
+
+
+@pytest.mark.parametrize(
+    "xs, step, way",
+    [
+        ((payment, np.ones((4, 2))), lambda c, v: (c + v, v), "tuple, to be read as v[0]: scalar"),
+        (scanlib.lags(payment, 1), lambda c, v: (c + v, v), "Lags, to be read as v[0]."),
+        ({"x": payment}, lambda c, v: (c + v["y"], v), "a dict with the keys 'x': scalar"),
+    ],
+    ids=["tuple", "lags", "dict"],
+)
+def test_the_note_says_how_rows_are_read(xs, step, way):
+    with pytest.raises((TypeError, KeyError)) as caught:
+        scanlib.loop(step, 0.0, xs)
+    assert f"a row (xs), {way}" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("branch", [lambda v, h: h if h > 0 else v, max, lambda v, h: float(h)])
+def test_the_note_says_what_stands_for_python(branch):
+    with pytest.raises(TypeError) as caught:
+        scanlib.scan(lambda v, h: branch(v, h), payment, balance)
+    note = caught.value.__notes__[0]
+    assert "In place of `if`, `max`, `float`, `math`, NumPy" in note
+    assert "where, maximum and exp, `until` to end the loop" in note
+
+
+@pytest.mark.parametrize("function", ["scan", "map", "loop"])
+def test_a_step_that_yields(function):
+    given = {"scan": (payment, 0.0), "map": (payment, 2.0), "loop": (0.0, payment)}[function]
+
+    def step(v, h):
+        yield h
+
+    with pytest.raises(TypeError, match=f"^{function}: the step `step` returns a generator; write"):
+        getattr(scanlib, function)(step, *given)
+
+
+def test_updates_where_outputs_are_meant():
+    pair = scanlib.scan(lambda p, b: p + b, payment, balance)
+    for call in [lambda: pytensor.function([payment, balance], pair), lambda: pt.sum(pair)]:
+        with pytest.raises((TypeError, NotImplementedError), match="with return_updates=False"):
+            call()
 
 
 def test_decorated_steps():
@@ -284,7 +327,7 @@ def printed(graph):
 
 NAMED = {
     "key": (trace_of({"initial": pt.dscalar("start"), "name": "balance"}, "loan"), "balance"),
-    "initial value": (trace_of(balance, "loan"), "balance"),
+    "initial value": (trace_of(balance, "loan"), "balance[t]"),
     "loop": (trace_of(0.0, "balance"), "balance"),
     "map": (scanlib.map(lambda p: p + 1, payment, name="later", return_updates=False), "later"),
 }
@@ -295,8 +338,37 @@ def test_a_result_prints_as_what_it_is(source):
     trace, name = NAMED[source]
     day = pt.lscalar("day")
     texts = [str(part) for part in (trace, trace[-1], trace[::2], trace[1:][0], trace[day])]
-    assert texts == [name, *(f"{name}[{i}]" for i in ("-1", "::2", "1:][0", "day"))]
-    assert f"'{name}[-1]'" in printed(trace[-1])
+    rows = name.removesuffix("[t]")
+    assert texts == [name, *(f"{rows}[{i}]" for i in ("-1", "::2", "1:][0", "day"))]
+    assert f"'{rows}[-1]'" in printed(trace[-1])
+
+
+def test_inputs_are_found_by_their_names():
+    """No result has the name of an input."""
+    x, h0, w = pt.dvector("x"), pt.dscalar("h0"), pt.dscalar("w")
+    start = pt.dvector("start")
+
+    def scanned(step, *given):
+        return scanlib.scan(step, *given, return_updates=False)
+
+    trace = scanned(lambda v, h: h + v, x, h0)
+    final, ys = scanlib.loop(lambda c, v: ({"h0": c["h0"] + v}, {"x": c["h0"]}), {"h0": h0}, x)
+    pair = {"x": [1.0, 2.0], "h0": 1.0}
+    for result, given, expected in (
+        (trace, pair, [2.0, 4.0]),
+        (trace[-1] * 2, pair, 8.0),
+        (final["h0"], pair, 4.0),
+        (ys["x"], pair, [1.0, 2.0]),
+        (scanlib.reduce(lambda v, h: h + v, x, h0, return_updates=False), pair, 4.0),
+        (scanned(lambda v: w, x), {"x": [1.0, 2.0], "w": 3.0}, [3.0, 3.0]),
+        (
+            scanned(lambda v, a, b: a + b + v, x, {"initial": start, "taps": [-2, -1]}),
+            {"x": [1.0, 2.0], "start": [1.0, 2.0]},
+            [4.0, 8.0],
+        ),
+    ):
+        np.testing.assert_array_equal(result.eval(given, mode="FAST_COMPILE"), expected)
+    assert start.name == "start"
 
 
 def test_several_results():
@@ -344,7 +416,7 @@ def test_names_do_not_count():
 def test_names_reach_what_is_compiled(mode):
     trace = trace_of(balance, "loan", lambda p, b: pt.sin(b) + p)
     function = pytensor.function([payment, balance], [trace, trace[-1]], mode=mode)
-    for name in ("Scan{loan}", "'balance'", "'balance[-1]'"):
+    for name in ("Scan{loan}", "'balance[t]'", "'balance[-1]'"):
         assert name in printed(function)
     assert "balance" in scanlib.explain(function).details()
 

@@ -7,6 +7,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.compile.mode import get_default_mode
+from pytensor.scan.utils import until as classic_until
 
 import scanlib
 from scanlib.config import check_flags
@@ -317,6 +318,22 @@ def test_a_step_that_returns_updates_alone():
     assert scanlib.map(lambda x: {}, X) == (None, {})
 
 
+@pytest.mark.parametrize(
+    "returned, advice",
+    [
+        (scanlib.until, r"of type type\. Write until\(condition\)"),
+        (classic_until, r"of type type\. Write until\(condition\)"),
+        ("a", r"got 'a' of type str\. Text cannot be stacked over time; leave it out"),
+        (1.0, r"got 1\.0 of type float\. Wrap constants"),
+        (np.ones(2), r"of type ndarray\. Wrap constants"),
+    ],
+)
+def test_what_is_no_variable(returned, advice):
+    for result in returned, [X.sum(), returned]:
+        with pytest.raises(TypeError, match=advice):
+            scanlib.scan(lambda v, result=result: result, X)
+
+
 OPTIONS = [
     ({"mode": "NONSENSE"}, ValueError, r"mode must be None, .* \(C, CVM, .*\), got 'NONSENSE'"),
     ({"mode": 5}, TypeError, "mode must be None, .* got 5; leave it out"),
@@ -326,6 +343,13 @@ OPTIONS = [
     ({"return_list": 1}, TypeError, "return_list must be True or False, got 1 of type int"),
     ({"return_updates": "no"}, TypeError, "return_updates must be True or False"),
     ({"truncate_gradient": 0.5}, TypeError, "truncate_gradient must be an integer, got 0.5"),
+    ({"truncate_gradient": 0}, ValueError, "truncate_gradient must be at least 1, or -1 .* got 0"),
+    ({"truncate_gradient": -5}, ValueError, "truncate_gradient must be at least 1, .* got -5"),
+    (
+        {"non_sequences": {"w": X}},
+        TypeError,
+        r"non_sequences is a dict with the keys \['w'\]; give",
+    ),
     ({"checkpoint": 0}, ValueError, "checkpoint must be a length of at least 1 step, got 0"),
     ({"checkpoint": (2, 3)}, ValueError, r"checkpoint=\(2, 3\): nested segments get shorter"),
     ({"checkpoint": scanlib.Memory(10)}, ValueError, r"scan: checkpoint=Memory\(10\) is too litt"),

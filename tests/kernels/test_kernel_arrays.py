@@ -5,10 +5,14 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode
+from pytensor.graph.fg import FunctionGraph
+from pytensor.tensor.elemwise import Elemwise
 
 import scanlib
 from scanlib.backends.handler.functions import function_address, has_compiled_function
+from scanlib.kernels.arrays.decompositions import decompose
 from scanlib.kernels.python_driver import compiled_runner
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -357,6 +361,24 @@ def test_no_steps_leave_an_initial_value_of_another_shape_alone():
     for rows in (20, 8, 1):
         given = 1.0 + np.arange(3.0 * rows).reshape(rows, 3)
         np.testing.assert_array_equal(f([], given), given)
+
+
+def test_what_a_graph_in_a_node_is_given_is_computed_once():
+    x = pt.dvector("x")
+    inner = pt.dvector("inner")
+    pair = OpFromGraph([inner], [inner + 1, inner * inner])
+    exponential = pt.exp(x)
+    outputs = [exponential, *pair(exponential), *pair(2 * exponential)]
+    graph = FunctionGraph([x], outputs, clone=True)
+    before = sum(isinstance(node.op, Elemwise) for node in graph.apply_nodes)
+    decompose(graph)
+    assert sum(isinstance(node.op, Elemwise) for node in graph.apply_nodes) == before + 2 * 2
+    value = np.array([0.5, -1.0])
+    e = np.exp(value)
+    wanted = [e, e + 1, e * e, 2 * e + 1, 4 * e * e]
+    found = pytensor.function(graph.inputs, graph.outputs, mode="FAST_COMPILE")(value)
+    for own, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-14)
 
 
 @pytest.mark.parametrize("place", [5, -6])

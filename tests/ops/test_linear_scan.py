@@ -180,7 +180,7 @@ def test_the_c_linker_has_code_of_its_own(dtype):
     inputs = [pt.tensor(dtype=dtype, shape=(None,) * ndim) for ndim in (3, 2, 2)]
     function = pytensor.function(inputs, op(*inputs), mode=MODES["c"])
     (loop,) = scanlib.explain(function).loops
-    assert loop.runs == "as C code of its own"
+    assert loop.runs == "as a kernel, compiled by LLVM"
 
 
 @pytest.mark.slow

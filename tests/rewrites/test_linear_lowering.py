@@ -14,6 +14,7 @@ from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.lower.lower_linear import explain_linear
+from tests.checks import assert_derivatives
 from tests.modes import MODES
 from tests.reference import reference_scan
 
@@ -507,3 +508,28 @@ def test_sizes_that_a_step_computes_are_left_to_the_loop():
     with pytensor.config.change_flags(on_opt_error="raise"):
         function = compiled([B, k, h0], trace)
     np.testing.assert_allclose(function(matrix, places, np.ones(3)), expected)
+
+
+@pytest.mark.parametrize("open_sizes", [False, True])
+def test_a_value_wider_than_what_it_fills(open_sizes):
+    """``second(x, h)`` broadcasts both: neither of the two need have the shape of the result."""
+    n = None if open_sizes else 4
+    x, h0 = pt.tensor("x", shape=(None, 1, n)), pt.tensor("h0", shape=(n, 1))
+
+    weights = np.array([[0.5], [-0.2], [0.1], [0.3]])
+
+    def step(x, h):
+        return pt.tanh((pt.second(x, h) @ weights) * pt.exp(x @ weights))
+
+    states = scanlib.scan(step, x, h0, return_updates=False)
+
+    def reference(x, h):
+        cost = 0.0
+        for row in x:
+            h = np.tanh(weights.sum() * h * np.exp(row @ weights))
+            cost += (h**2).sum()
+        return cost
+
+    generator = np.random.default_rng(5)
+    values = {x: generator.normal(size=(3, 1, 4)), h0: generator.normal(size=(4, 1)) / 3}
+    assert_derivatives((states**2).sum(), values, reference, MODES["c"])

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scanlib
+from scanlib.schedules import selection
 from scanlib.schedules.selection import MANY_STEPS, few_channels, schedule
 from tests.checks import assert_derivatives
 from tests.families import FAMILIES, SYMBOLIC, assert_close, assert_lowered, kernels
@@ -285,13 +286,17 @@ class TestAxes:
             (lambda x, h: pt.logaddexp(h, x), "float64", 7),
         ],
     )
-    def test_sizes_that_types_tell(self, step, dtype, most):
+    def test_sizes_that_types_tell(self, monkeypatch, step, dtype, most):
+        monkeypatch.setattr(selection, "takes_halves", lambda: False)
         for width, chosen in ((most, "blocks"), (most + 1, "channels")):
             x = pt.tensor("x", dtype=dtype, shape=(None, width))
             h = trace(step, sequences=x, outputs_info=np.zeros(width, dtype))
             function = pytensor.function([x], h, mode=MODES["c"])
             (op,) = assert_lowered(function)
             assert (schedule(op), few_channels(op)) == (chosen, most)
+        # Two channels fill a register of which units take a half at a time.
+        monkeypatch.setattr(selection, "takes_halves", lambda: True)
+        assert few_channels(op) == (1 if most == 2 else most)
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +305,9 @@ def two(backend):
     a, b = (pt.tensor(name, dtype="float64", shape=(None, 2)) for name in "ab")
     h0 = pt.tensor("h0", dtype="float64", shape=(2,))
     h = trace(lambda a, b, h: a * h + b, sequences=[a, b], outputs_info=h0)
-    return compiled([a, b, h0], [h], "blocks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "takes_halves", lambda: False)
+        return compiled([a, b, h0], [h], "blocks")
 
 
 class TestNumbers:

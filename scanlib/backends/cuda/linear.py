@@ -28,9 +28,9 @@ from scanlib.backends.cuda.launch import Call, KernelLoop, Kernels
 from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.printer import template
 from scanlib.backends.cuda.row_products import RowProducts
-from scanlib.backends.cuda.scalar_code import Source, computed, item_type, memory_type
+from scanlib.backends.cuda.scalar_code import computed, item_type, memory_type
 from scanlib.backends.cuda.schedule import choose_linear
-from scanlib.kernels.printers.c import literal
+from scanlib.kernels.printers.c import Source, literal
 from scanlib.kernels.scalars import parts_of
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.errors import LoopError

@@ -32,11 +32,11 @@ from scanlib.backends.cuda.parameters import Array, Parameters
 from scanlib.backends.cuda.scalar_code import (
     Code,
     ScalarUnit,
-    Source,
     computed,
     item_type,
     memory_type,
 )
+from scanlib.kernels.printers.c import Source
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.lowered.channel_plan import ChannelPlan

@@ -16,10 +16,11 @@ from functools import reduce
 from math import inf
 from typing import Any
 
-from scanlib.backends.cuda.scalar_code import Code, ScalarUnit, Source, computed
+from scanlib.backends.cuda.scalar_code import Code, ScalarUnit, computed
 from scanlib.kernels.elementary import FORMATS, vector_function
 from scanlib.kernels.language import BOOL, Type, Value
 from scanlib.kernels.linalg.semiring_products import better
+from scanlib.kernels.printers.c import Source
 from scanlib.kernels.scalars import Number, Pair, parts_of
 from scanlib.kernels.spans import load_number, parts
 from scanlib.recurrences.losses import LARGE, size

@@ -7,14 +7,13 @@ single precision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable
 
 import pytensor.scalar.math as psm
 from pytensor.graph.basic import Apply, Variable
 
-from scanlib.kernels.language import POINTER, Function, Type, Value, Writer
-from scanlib.kernels.printers.c import item_text, print_functions
+from scanlib.kernels.language import FLOATS, POINTER, Function, Type, Value, Writer
+from scanlib.kernels.printers.c import Source, item_text, print_functions
 from scanlib.kernels.scalars import NoKernelError, Number, Pair, Scalars, parts_of
 from scanlib.kernels.spans import parts
 
@@ -29,33 +28,6 @@ OUTSIDE = {
     psm.Psi: "_psi",
     psm.TriGamma: "_tri_gamma",
 }
-
-
-class Source:
-    """Collects lines of C++."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.depth = 0
-
-    def line(self, text: str) -> None:
-        self.lines.append("  " * self.depth + text)
-
-    @contextmanager
-    def block(self, head: str, end: str = "}") -> Iterator[None]:
-        """Put what follows into braces after `head`."""
-        self.line(f"{head} {{")
-        self.depth += 1
-        yield
-        self.depth -= 1
-        self.line(end)
-
-    def struct(self, name: str) -> AbstractContextManager[None]:
-        """Put what follows into a struct."""
-        return self.block(f"struct {name}", "};")
-
-    def text(self) -> str:
-        return "\n".join(self.lines) + "\n"
 
 
 def computed(dtype: str) -> str:
@@ -142,7 +114,7 @@ class Code:
 
     def _outside(self, node: Apply, values: list[Value]) -> list[Value]:
         symbol, made = OUTSIDE.get(type(node.op)), self.scalars.dtype(node.outputs[0])
-        if symbol is None or made not in ("float32", "float64"):
+        if symbol is None or made not in FLOATS:
             raise NoKernelError(f"{node.op} has no CUDA code")
         self.unit.support[node.op.c_support_code()] = None
         wide = [self.scalars.convert(value, "float64") for value in values]

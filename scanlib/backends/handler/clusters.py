@@ -1,9 +1,9 @@
 """Which nodes around the loops of a graph are computed together, by kernels.
 
 Nodes over arrays that have rules (`scanlib.kernels.arrays`) are gathered into *clusters*, each of
-which is one program (`scanlib.schedules.array_loops`). What depends on a loop that depends on
-such nodes belongs to a later cluster: with the stage of a node that has no kernel being that of the
-last cluster it needs, clusters and such nodes take turns.
+which is one program (`scanlib.schedules.array_loops`). What a loop needs cannot be in one cluster
+with what needs that loop: from the end of the graph, nodes that have no kernel and clusters take
+turns.
 
 Views, and numbers that lengths are computed with, are cheap: a cluster that needs them has its own,
 and so have the loops.
@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 
 import numpy as np
 from pytensor.compile.mode import optdb
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.traversal import ancestors, toposort_with_orderings
+from pytensor.graph.traversal import toposort_with_orderings
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import Mul, ScalarType
+from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
-from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import DenseTensorType
@@ -31,16 +32,13 @@ from pytensor.tensor.type_other import NoneTypeT
 
 from scanlib._compat import IfElse, freeze_graph
 from scanlib.backends.handler.functions import has_compiled_function
-from scanlib.kernels.arrays.meanings import stands_for_others
+from scanlib.kernels.arrays.decompositions import is_decomposed
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.execution import LoopOp
-from scanlib.ops.graph import depends_on
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.schedules.array_loops import graph_program, has_rule
-from scanlib.schedules.linear_steps import has_products
 
 VIEWS = (Subtensor, DimShuffle, SpecifyShape, CheckAndRaise)
 NUMBERS = (Elemwise, ScalarFromTensor, TensorFromScalar, CheckAndRaise)
@@ -84,55 +82,54 @@ class Plan:
     refused: set[Apply] = field(default_factory=set)
     early: dict[Apply, list[Variable]] = field(default_factory=dict)
 
-    def order(self) -> list[Cluster | Apply]:
-        """Return clusters and single nodes, each after what it needs."""
+    def order(self, with_numbers: bool = False) -> list[Cluster | Apply]:
+        """Return clusters and single nodes, each after what it needs.
+
+        Numbers that single nodes read are clusters as well `with_numbers`, as few as there can be.
+        """
         while True:
             try:
-                return list(self._order())
+                return list(self._backwards(with_numbers))[::-1]
             except _RefusedError as error:
                 self.refused |= error.nodes
 
-    def order_with_numbers(self) -> Iterator[Cluster | Apply]:
-        """Yield what `order` has, with numbers in programs as well, as few as there can be."""
-        items, waiting = self.order(), []
-        for item in items:
-            if isinstance(item, Apply):
-                if isinstance(item.op, Elemwise) and item in self.cheap:
-                    waiting.append(item)
-                    continue
-                if isinstance(item.op, SAME):
-                    yield item
-                    continue
-            if _reads(item, waiting) or (isinstance(item, Apply) and item.op.destroy_map):
-                yield from self._numbers(waiting)
-                waiting = []
-            yield item
-        yield from self._numbers(waiting)
+    def _backwards(self, with_numbers: bool) -> Iterator[Cluster | Apply]:
+        """Yield clusters and single nodes, the last one first.
 
-    def _numbers(self, nodes: list[Apply]) -> list[Cluster] | list[Apply]:
-        """Return one program of numbers; single nodes where there is none."""
-        try:
-            return [self._cluster(nodes, self.written)] if nodes else []
-        except _RefusedError:
-            return nodes
-
-    def _order(self) -> Iterator[Cluster | Apply]:
+        Single nodes, numbers and clusters take turns, each of which takes all that nothing else is
+        left to come after. So clusters are as few, and as late, as they can be: one then has to
+        keep few results for another. What else is cheap belongs to any turn.
+        """
         orderings = self.fgraph.orderings()
         for node, variables in self.early.items():
             owners = [variable.owner for variable in variables if variable.owner is not None]
             orderings[node] = [*orderings.get(node, ()), *owners]
         nodes = list(toposort_with_orderings(self.fgraph.outputs, orderings=orderings))
         self.cheap = self._cheap(nodes)
-        self.gathered = {
-            node for node in nodes if node not in self.cheap and self._may_be_gathered(node)
-        }
-        written = self.written = self._written(nodes)
-        stages = self._stages(nodes, orderings)
-        for stage in range(max(stages.values(), default=0) + 1):
-            own = [node for node in nodes if node in self.gathered and stages[node] == stage]
+        gathered = {n for n in nodes if n not in self.cheap and self._may_be_gathered(n)}
+        self.written = self._written(nodes, gathered)
+        numbers = {n for n in self.cheap & self.written if isinstance(n.op, Elemwise)}
+        alone = {n for n in nodes if n not in gathered and n not in self.cheap}
+        turns = cycle([alone, numbers, gathered] if with_numbers else [alone, gathered])
+        free = self.cheap - numbers if with_numbers else self.cheap
+        behind: dict[Apply, set[Apply]] = {node: set() for node in nodes}
+        for node in nodes:
+            for other in (*(inp.owner for inp in node.inputs), *orderings.get(node, ())):
+                if other is not None:
+                    behind[other].add(node)
+        left, done = nodes[::-1], set[Apply]()
+        while left:
+            turn, own = next(turns), []
+            for node in left:
+                if (node in turn or node in free) and behind[node] <= done:
+                    done.add(node)
+                    if node in turn and turn is not alone:
+                        own.append(node)
+                    elif node in self.written:
+                        yield node
             if own:
-                yield self._cluster(own, written)
-            yield from (n for n in nodes if n in written and stages[n] == stage)
+                yield self._cluster(own[::-1])
+            left = [node for node in left if node not in done]
 
     def _may_be_gathered(self, node: Apply) -> bool:
         if node in self.refused or not has_rule(node.op):
@@ -163,10 +160,10 @@ class Plan:
                 cheap.add(node)
         return cheap
 
-    def _written(self, nodes: Sequence[Apply]) -> set[Apply]:
+    def _written(self, nodes: Sequence[Apply], gathered: set[Apply]) -> set[Apply]:
         """Return the nodes that are written one by one: those that are not gathered, and what is
         cheap and needed by them or by the graph."""
-        written = {node for node in nodes if node not in self.gathered and node not in self.cheap}
+        written = {node for node in nodes if node not in gathered and node not in self.cheap}
         needed = {*self.fgraph.outputs, *(v for some in self.early.values() for v in some)}
         for node in reversed(nodes):
             if node in written or (node in self.cheap and needed & set(node.outputs)):
@@ -174,60 +171,14 @@ class Plan:
                 needed |= set(node.inputs)
         return written
 
-    def _stages(
-        self, nodes: Sequence[Apply], orderings: dict[Apply, list[Apply]]
-    ) -> dict[Apply, int]:
-        """Return the stage of each node: that of its cluster, or of the last cluster it needs."""
-        stages: dict[Apply, int] = {}
-        inside: dict[Apply, int] = {}  # the first cluster that can have what is cheap
-        for node in nodes:
-            before = {inp.owner for inp in node.inputs if inp.owner is not None}
-            before |= set(orderings.get(node, ()))
-            first, last = 0, 0
-            for other in before:
-                is_text = other not in self.gathered and other not in self.cheap
-                first = max(first, inside.get(other, stages[other] + is_text))
-                last = max(last, stages[other])
-            if node in self.cheap:
-                inside[node] = first
-            stages[node] = first if node in self.gathered else last
-        return self._delayed(nodes, stages, orderings)
-
-    def _delayed(
-        self, nodes: Sequence[Apply], stages: dict[Apply, int], orderings: dict
-    ) -> dict[Apply, int]:
-        """Return the stages with each node in the last cluster that it can be in.
-
-        There are fewer clusters then, and fewer results that one has to keep for another.
-        """
-        last = max((stages[node] for node in self.gathered), default=0)
-        waiting: dict[Apply, list[Apply]] = {}  # what must come after a node that it does not read
-        for node, before in orderings.items():
-            for other in before:
-                waiting.setdefault(other, []).append(node)
-        latest: dict[Apply, int] = {}
-        for node in reversed(nodes):
-            clients = [c for out in node.outputs for c, _ in self.fgraph.clients[out]]
-            limits = [last]
-            for client in (*clients, *waiting.get(node, ())):
-                if client in latest:
-                    limits.append(latest[client])
-            if node in self.gathered:
-                latest[node] = max(stages[node], min(limits))
-            elif node in self.cheap and node not in self.written:
-                latest[node] = min(limits)
-            else:
-                latest[node] = stages[node]
-        return {node: latest[node] if node in self.gathered else stages[node] for node in nodes}
-
-    def _cluster(self, nodes: list[Apply], written: set[Apply]) -> Cluster:
+    def _cluster(self, nodes: list[Apply]) -> Cluster:
         own = set(nodes)
         early = {variable for some in self.early.values() for variable in some}
         outputs = [
             out
             for node in nodes
             for out in node.outputs
-            if out in early or self._is_read_outside(out, own, written)
+            if out in early or self._is_read_outside(out, own)
         ]
         inputs: dict[Variable, None] = {}
         todo, seen = [inp for node in nodes for inp in node.inputs], set()
@@ -246,13 +197,13 @@ class Plan:
                 todo += owner.inputs
         return Cluster(list(inputs), outputs, *self._program(list(inputs), outputs, nodes))
 
-    def _is_read_outside(self, out: Variable, own: set[Apply], written: set[Apply]) -> bool:
+    def _is_read_outside(self, out: Variable, own: set[Apply]) -> bool:
         for client, _ in self.fgraph.clients[out]:
             if client in own:
                 continue
-            if client in self.cheap and client not in written:
+            if client in self.cheap and client not in self.written:
                 # Its readers count: those in other clusters.
-                if any(self._is_read_outside(o, own, written) for o in client.outputs):
+                if any(self._is_read_outside(o, own) for o in client.outputs):
                     return True
                 continue
             return True
@@ -270,23 +221,11 @@ class Plan:
         except NoKernelError as error:
             failed = {node for node in nodes if equivalent.get(node) is error.node}
             # What takes the place of an Op is no node of the graph.
-            failed = failed or {node for node in nodes if stands_for_others(node.op)}
+            failed = failed or {node for node in nodes if is_decomposed(node.op)}
             raise _RefusedError(failed or set(nodes)) from error
         if not all(map(has_compiled_function, program.functions)):
             raise _RefusedError(set(nodes))
         return graph, program
-
-
-def _reads(item: Cluster | Apply, nodes: Sequence[Apply]) -> bool:
-    """Whether something reads what nodes compute."""
-    todo = [inp.owner for inp in item.inputs if inp.owner is not None]
-    while todo:
-        node = todo.pop()
-        if node in nodes:
-            return True
-        if isinstance(node.op, SAME):
-            todo += [inp.owner for inp in node.inputs if inp.owner is not None]
-    return False
 
 
 class _RefusedError(Exception):
@@ -295,9 +234,6 @@ class _RefusedError(Exception):
     def __init__(self, nodes: set[Apply]) -> None:
         super().__init__()
         self.nodes = nodes
-
-
-# In the place of nodes
 
 
 class GatherAroundLoops(LoopRewrite):
@@ -316,8 +252,7 @@ class GatherAroundLoops(LoopRewrite):
 def gather(fgraph: FunctionGraph, with_numbers: bool = False) -> None:
     """Put one node in the place of each cluster of nodes, or of numbers as well."""
     new: dict[Variable, Variable] = {}
-    plan = Plan(fgraph)
-    for cluster in list(plan.order_with_numbers()) if with_numbers else plan.order():
+    for cluster in Plan(fgraph).order(with_numbers):
         if not isinstance(cluster, Cluster):
             continue
         op = KernelGraph(freeze_graph(cluster.body.inputs, cluster.body.outputs), cluster.program)
@@ -328,106 +263,3 @@ def gather(fgraph: FunctionGraph, with_numbers: bool = False) -> None:
 
 
 optdb.register("scanlib_gather", GatherAroundLoops(), "fast_run", "cxx_only", position=48.6)
-
-
-# Products of states, which are computed with their recurrence
-
-
-_LAST, _MIDDLE = (0, 1, "x"), (0, "x", 1)
-
-
-@dataclass(frozen=True)
-class Products:
-    """The products of a recurrence's states and other rows, which are computed with them,
-
-        z_t[i, j] = h_t[i] x_t[j]        or        z_t[i, j] = x_t[i] h_t[j]
-
-    The gradient by a matrix for each step is such a product of the adjoint and the state. The
-    steps of small matrices wait for one another and leave the memory idle; the products, which are
-    as large as the matrices, are written meanwhile.
-
-    Attributes
-    ----------
-    product : Apply
-        The node.
-    other : Variable
-        Where the other rows are; it has to be computed before the recurrence.
-    outer : {"after", "before"}
-        The place of the states, see `scanlib.schedules.linear_steps.linear_program`.
-    """
-
-    product: Apply
-    other: Variable
-    outer: str
-
-
-def products_of(fgraph: FunctionGraph) -> dict[Apply, Products]:
-    """Return the recurrences of a graph that have such products."""
-    found: dict[Apply, Products] = {}
-    for node in fgraph.toposort():
-        if isinstance(node.op, LinearScan):
-            products = _products_of(fgraph, node, {p.other for p in found.values()})
-            if products is not None:
-                found[node] = products
-    return found
-
-
-def _products_of(fgraph: FunctionGraph, node: Apply, waited_for: set[Variable]) -> Products | None:
-    history = node.outputs[0]
-    # What others wait for must not wait itself.
-    if not has_products(node) or waited_for & depends_on([*waited_for], [history]):
-        return None
-    for shuffle, _ in fgraph.clients[history]:
-        if not _is_shuffle(shuffle):
-            continue
-        for product, _ in fgraph.clients[shuffle.outputs[0]]:
-            other = _other_rows(product, shuffle)
-            if other is None or _is_summed(fgraph, product.outputs[0]):
-                continue  # sums of products need no memory for these
-            above = {v.owner for v in ancestors([other]) if v.owner is not None}
-            # What is moved to an earlier place must not write where somebody has yet to read.
-            may_move = all(_writes_for(fgraph, other, above) for other in above)
-            if node in above or product.op.destroy_map or not may_move:
-                continue
-            return Products(product, other, "after" if shuffle.op.new_order == _LAST else "before")
-    return None
-
-
-def _writes_for(fgraph: FunctionGraph, node: Apply, readers: set[Apply]) -> bool:
-    """Whether a node writes over nothing but results that these nodes alone read, and no views."""
-    written = [node.inputs[k] for places in node.op.destroy_map.values() for k in places]
-    return all(
-        value.owner is not None
-        and not value.owner.op.view_map
-        and all(
-            client in readers and [place] not in client.op.view_map.values()
-            for client, place in fgraph.clients[value]
-        )
-        for value in written
-    )
-
-
-def _is_summed(fgraph: FunctionGraph, variable: Variable) -> bool:
-    clients = fgraph.clients[variable]
-    return len(clients) == 1 and isinstance(clients[0][0].op, CAReduce)
-
-
-def _is_shuffle(node: Apply) -> bool:
-    return isinstance(node.op, DimShuffle) and node.op.new_order in (_LAST, _MIDDLE)
-
-
-def _other_rows(product: Apply, shuffle: Apply) -> Variable | None:
-    """Return the rows that a node multiplies with shuffled states, None if it does not."""
-    if not isinstance(product.op, Elemwise) or not isinstance(product.op.scalar_op, Mul):
-        return None
-    factors = [v for v in product.inputs if v is not shuffle.outputs[0]]
-    if len(product.inputs) != 2 or len(factors) != 1:
-        return None
-    owner = factors[0].owner
-    if owner is None or not _is_shuffle(owner) or owner.op.new_order == shuffle.op.new_order:
-        return None
-    other, states = owner.inputs[0], shuffle.inputs[0]
-    same = other.type.dtype == states.type.dtype == product.outputs[0].type.dtype
-    if not same or 1 in (other.type.shape[0], states.type.shape[0]):
-        return None
-    return other

@@ -62,14 +62,22 @@ def plain(function: Any, count: int) -> Callable[..., Any]:
 
 def performed(node: Apply) -> Callable[..., Any]:
     """Return a function that lets an Op compute its results in Python."""
+    compute = node.op.perform
+    dense = [isinstance(out.type, DenseTensorType) for out in node.outputs]
 
     def perform(*inputs: Any) -> Any:
-        cells: list[list[Any]] = [[None] for _ in node.outputs]
-        node.op.perform(node, list(inputs), cells)
-        found = [
-            np.asarray(cell[0]) if isinstance(out.type, DenseTensorType) else cell[0]
-            for cell, out in zip(cells, node.outputs, strict=True)
-        ]
-        return found[0] if len(found) == 1 else found
+        cell: list[Any] = [None]
+        compute(node, list(inputs), [cell])
+        found = cell[0]
+        return np.asarray(found) if is_dense and type(found) is not np.ndarray else found
 
-    return perform
+    def perform_several(*inputs: Any) -> list[Any]:
+        cells: list[list[Any]] = [[None] for _ in dense]
+        compute(node, list(inputs), cells)
+        return [
+            np.asarray(cell[0]) if is_dense else cell[0]
+            for cell, is_dense in zip(cells, dense, strict=True)
+        ]
+
+    is_dense = dense[0]
+    return perform if len(dense) == 1 else perform_several

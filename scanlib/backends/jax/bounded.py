@@ -176,19 +176,9 @@ def known_number(value: Any) -> Any:
     return None
 
 
-def has_unknown_rows(array: Any) -> bool:
-    """Whether the number of rows of an array is not known."""
-    return isinstance(array, Bounded)
-
-
 def rows_of(array: Any) -> Any:
     """Return an array, or the buffer of one of unknown length."""
-    return array.rows if has_unknown_rows(array) else array
-
-
-def first_rows(array: Any, count: int) -> Any:
-    """Return an array; of one of unknown length, so many rows, which must be all of it."""
-    return array.rows[:count] if has_unknown_rows(array) else array
+    return array.rows if isinstance(array, Bounded) else array
 
 
 def _unflatten(origin: str, parts: tuple[Any, Any]) -> Any:

@@ -4,8 +4,7 @@ recurrences), else `lax.scan`, or `lax.while_loop`.
 The compiled loop (`scanlib.backends.jax.kernels`) and the kernels (`scanlib.backends.jax.cuda`) run
 a number of steps that JAX knows when it compiles, or at most so many where a condition ends the
 loop. Then both write into buffers as long as the loop can get, as `lax.while_loop` does, and say
-how many steps they took. Between the three, results are plain arrays: the buffers, then the
-lengths of those that are `Bounded`.
+how many steps they took: what is stored over time is `Bounded`.
 """
 
 from __future__ import annotations
@@ -23,14 +22,15 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.cuda.linear import LinearLoop
 from scanlib.backends.jax.body import array_of
-from scanlib.backends.jax.bounded import Bounded, has_unknown_rows
+from scanlib.backends.jax.bounded import Bounded, rows_of
 from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
 from scanlib.backends.jax.kernels import (
     call_target,
     in_own_dtypes,
     is_compiled,
+    kept_dtype,
     known_numbers,
-    results_like,
+    shapes_of_results,
     target_for,
     windows_of,
     with_known,
@@ -56,31 +56,29 @@ def funcify_loop(op: LoopOp, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     def scan(*inputs: Any) -> Any:
         outer = op.signature.split_inputs(inputs)
         check_whole(loop.title, zip(read, outer.sequences, strict=True))
-        is_known = not any(map(has_unknown_rows, inputs))
+        is_known = not any(isinstance(value, Bounded) for value in inputs)
         if is_known and isinstance(op, LinearScan) and op.is_empty(inputs):
             return sliced(outer.initials[0])
         if has_code and is_known:
-            steps = count_steps(outer.n_steps, outer.sequences, loop.title).known
-            if steps is not None and (steps < 2**31 or not op.signature.has_stop):
-                return single(run_compiled(op, node, loop, kernels, inputs))
+            steps = count_steps(outer.n_steps, outer.sequences, loop.title)
+            most = steps.known
+            if most is not None and (most < 2**31 or not op.signature.has_stop):
+                loop.check(outer, steps)
+                return single(run_compiled(node, loop, kernels, inputs, most))
         return single(loop(*map(sliced, inputs)))
 
     return scan
 
 
 def run_compiled(
-    op: LoopOp,
     node: Apply,
     loop: JAXLoop,
     kernels: Callable[[], KernelLoop | LinearLoop | None],
     inputs: tuple[Any, ...],
+    most: int,
 ) -> list[Any]:
-    """Run a loop of a known number of steps, or of a greatest one, by compiled code or kernels."""
-    outer, stops = op.signature.split_inputs(inputs), op.signature.has_stop
-    number = count_steps(outer.n_steps, outer.sequences, loop.title)
-    loop.check(outer, number)
-    assert number.known is not None
-    taken, origins = number.known, loop.origins() if stops else []
+    """Run a loop of `most` steps, or of fewer if it may stop, by compiled code or kernels."""
+    op, stops = node.op, loop.signature.has_stop
     count, first = windows_of(op)
     values, places = windows(inputs, first, count)
     arrays = [array_of(*pair) for pair in zip(values, node.inputs, strict=True)]
@@ -91,22 +89,21 @@ def run_compiled(
         rows = with_known(arguments[: len(arrays)], known)
         for k, (start, length) in enumerate(np.asarray(places).tolist(), first):
             rows[k] = rows[k][start : start + length]
-        found = loop(*rows)
-        lengths = [jnp.asarray(r.length, jnp.int64) for r in found if has_unknown_rows(r)]
-        return [r.rows if has_unknown_rows(r) else r for r in found] + lengths
+        return loop(*rows)
 
     def own(arguments: Sequence[Any]) -> list[Any]:
         """Return a loop's arguments without the places, and the number of steps as one number."""
-        return [*[taken][:has_steps], *arguments[has_steps : len(arrays)]]
+        return [*[most][:has_steps], *arguments[has_steps : len(arrays)]]
 
     def run_kernels(*arguments: Any) -> list[Any]:
         cuda, given = kernels(), own(arguments)[has_steps:]
-        sizes = cuda and sizes_of(cuda, given, places, taken if has_steps else None)
+        sizes = cuda and sizes_of(cuda, given, places, most if has_steps else None)
         if not sizes or (stops and not (sizes.channels and sizes.steps)):
             return portable(*arguments)
         dtypes = [variable.type.dtype for variable in node.inputs[has_steps:]]
         found = in_own_dtypes(partial(call_kernels, cuda, sizes, places), given, dtypes)
-        return loop.as_stopped(taken, found) if stops else found[: len(node.outputs)]
+        made, counted = found[: len(node.outputs)], found[len(node.outputs) :]
+        return loop.as_stopped(most, made, counted[0]) if stops else made
 
     factors = None if stops else loop_factors(op, int(count > 0))
     part = None if factors is None else part_of(node, factors)
@@ -121,34 +118,29 @@ def run_compiled(
 
     def results(*arguments: Any) -> list[Any]:
         fit, target = target_of(arguments)
-        like = results_like(target, fit, own(arguments), known, places)
-        if like is None:
+        shapes = shapes_of_results(target, fit, own(arguments), known, places)
+        if shapes is None:
             return portable(*arguments)
-        lengths = [jnp.asarray(taken, jnp.int64) for origin in origins if origin is not None]
-        return [*like(*arguments), *varying(lengths, arguments)]
+        dtypes = [kept_dtype(out.type.dtype) for out in node.outputs]
+        empty = [jnp.empty(*both) for both in zip(shapes, dtypes, strict=True)]
+        made, taken = varying((empty, jnp.asarray(most, jnp.int64)), arguments)
+        return loop.cut(made, taken) if stops else made
 
     def run_target(*arguments: Any) -> list[Any]:
         fit, target = target_of(arguments)
         assert target is not None
-        like = jax.eval_shape(results, *arguments)[: len(node.outputs)]
-        found = call_target(fit, target, [array.shape for array in like], arguments)
+        like = jax.eval_shape(results, *arguments)
+        found = call_target(fit, target, [rows_of(array).shape for array in like], arguments)
         if not stops:
             return found
         *found, words = found
-        return loop.as_stopped(taken, [*found, words[0]])
+        return loop.as_stopped(most, found, words[0])
 
     target = target_for(op, node)
-    results_like(target, node, arrays, known, places)  # raises what is wrong with the shapes
+    shapes_of_results(target, node, arrays, known, places)  # raises what is wrong with the shapes
     on_cpu = None if target is None else run_target
     if has_steps:
-        arrays[0] = jnp.asarray(words_of([taken]))
+        arrays[0] = jnp.asarray(words_of([most]))
     window = [jnp.asarray(words_of(places))] if count else []
     run = on_platforms(portable, results, on_cpu, run_kernels, factors if part else None)
-    found = run(*arrays, *window)
-    if not stops:
-        return found
-    lengths = iter(found[len(origins) :])
-    return [
-        rows if origin is None else Bounded(rows, next(lengths), origin[0])
-        for rows, origin in zip(found, origins, strict=False)
-    ]
+    return run(*arrays, *window)

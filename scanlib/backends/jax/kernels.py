@@ -14,7 +14,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from pytensor.configdefaults import config
@@ -24,7 +23,6 @@ from pytensor.tensor.type import TensorType
 from scanlib.backends.handler.programs import program_of, program_of_node, registered, result_shapes
 from scanlib.backends.jax.bounded import static_int
 from scanlib.backends.jax.handlers import TARGET, program_handler, register_program
-from scanlib.backends.jax.mesh_axes import varying
 from scanlib.kernels.program import LoopProgram
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.linear_scan import LinearScan
@@ -124,17 +122,16 @@ def with_known(arrays: Sequence[Any], known: dict[int, int]) -> list[Any]:
     return [known.get(k, array) for k, array in enumerate(arrays)]
 
 
-def results_like(
+def shapes_of_results(
     target: str | None,
     node: Apply,
     arrays: Sequence[Any],
     known: dict[int, int],
     places: np.ndarray,
-) -> Callable[..., list[Any]] | None:
-    """Return a function that gives arrays like the results of a loop.
+) -> list[tuple[int, ...]] | None:
+    """Return the shapes of a loop's results, None where those of its inputs do not tell them.
 
-    None where the shapes of its inputs do not tell theirs. Raises what the loop would raise for
-    these shapes.
+    Raises what the loop would raise for these shapes.
 
     Parameters
     ----------
@@ -154,16 +151,7 @@ def results_like(
     for k, (_, length) in enumerate(places.tolist(), windows_of(node.op)[1]):
         given[k][0] = length
     values = {k: np.asarray(n, node.inputs[k].type.dtype) for k, n in known.items()}
-    shapes = result_shapes(target, given, values)
-    if shapes is None:
-        return None
-    dtypes = [kept_dtype(out.type.dtype) for out in node.outputs]
-
-    def results(*inputs: Any) -> list[Any]:
-        empty = [jnp.empty(*both) for both in zip(shapes, dtypes, strict=True)]
-        return varying(empty, inputs)
-
-    return results
+    return result_shapes(target, given, values)
 
 
 def call_target(

@@ -29,8 +29,6 @@ from scanlib.backends.jax.bounded import (
     Bounded,
     Length,
     UnknownLengthError,
-    first_rows,
-    has_unknown_rows,
     number_of,
     rows_of,
     static_int,
@@ -58,7 +56,7 @@ class StepCount(NamedTuple):
 def count_steps(n_steps: Any, sequences: Sequence[Any], title: str) -> StepCount:
     """Return the number of steps of a loop that is given it, or has sequences that tell it."""
     room = [len(rows_of(sequence)) for sequence in sequences]
-    partial = [sequence for sequence in sequences if has_unknown_rows(sequence)]
+    partial = [sequence for sequence in sequences if isinstance(sequence, Bounded)]
     if isinstance(n_steps, Length):
         room.append(n_steps.bound)
     bound = min(room, default=None)
@@ -141,12 +139,12 @@ class JAXLoop:
         """Return the inputs as arrays of the body's dtypes."""
 
         def array(value: Any, variable: Any) -> Any:
-            return value if has_unknown_rows(value) else array_of(value, variable)
+            return value if isinstance(value, Bounded) else array_of(value, variable)
 
         return outer._replace(
             sequences=[array(*pair) for pair in zip(outer.sequences, self.inner.rows, strict=True)],
             initials=[
-                array_of(first_rows(initial, depth), taps[0])
+                array_of(initial.rows[:depth] if isinstance(initial, Bounded) else initial, taps[0])
                 for initial, taps, depth in zip(
                     outer.initials, self.inner.taps, self.signature.depths, strict=True
                 )
@@ -160,7 +158,7 @@ class JAXLoop:
     def check(self, outer: OuterInputs, steps: StepCount) -> None:
         """Raise what can be known to be wrong when JAX compiles."""
         if steps.known is not None:
-            lengths = (None if has_unknown_rows(s) else len(s) for s in outer.sequences)
+            lengths = (None if isinstance(s, Bounded) else len(s) for s in outer.sequences)
             self.messages.count_steps(steps.known, lengths)
             if steps.known < self.signature.required_steps:
                 raise IndexError(self.messages.missing_steps())
@@ -276,40 +274,32 @@ class JAXLoop:
                 parts = [row, initial] if signature.reverse else [initial, row]
                 results.append(jnp.concatenate(parts))
         results += [*carries, *new]
-        if taken is None:
-            return results
-        pairs = zip(results, self.origins(), strict=True)
-        return [
-            value if own is None else Bounded(value, taken + own[1], own[0]) for value, own in pairs
-        ]
+        return results if taken is None else self.cut(results, taken)
 
-    def origins(self) -> list[tuple[str, int] | None]:
-        """Return what messages call each result that is `Bounded` if the number of steps is not
-        known, and how many rows more than steps it has; None for the others."""
-        signature = self.signature
-        pairs = enumerate(zip(signature.untraced, signature.depths, strict=True))
-        names: list[tuple[str, int] | None] = [
-            None if untraced else (f"state {i} of {self.title}", depth)
-            for i, (untraced, depth) in pairs
-        ]
-        names += [None] * signature.n_carries
-        return names + [(f"output {i} of {self.title}", 0) for i in range(signature.n_outputs)]
+    def cut(self, buffers: list[Any], taken: Any) -> list[Any]:
+        """Return results of which only the rows of the steps that were taken count."""
+        states, results = self.signature.n_states, list(buffers)
+        first = len(results) - self.signature.n_outputs
+        for k, own in enumerate(self.signature.steps_of(self.node.inputs).rows):
+            name = f"state {k}" if k < states else f"output {k - first}"
+            if own is not None and own.each_step:
+                results[k] = Bounded(results[k], taken + own.others, f"{name} of {self.title}")
+        return results
 
-    def as_stopped(self, steps: int, found: list[Any]) -> list[Any]:
-        """Return what compiled code has written for a loop of at most so many steps, the number of
-        those that it took last: buffers, then the lengths of those that are `Bounded`.
+    def as_stopped(self, steps: int, found: list[Any], taken: Any) -> list[Any]:
+        """Return what compiled code has written for a loop of at most so many steps, of which it
+        has taken fewer, perhaps.
 
         The rows that a reverse loop skipped come first.
         """
-        signature, origins = self.signature, self.origins()
-        results, taken = list(found[: len(origins)]), found[len(origins)]
-        for i, own in enumerate(origins):
-            if own is not None and signature.reverse:
-                results[i] = jnp.roll(results[i], taken - steps, axis=0)
-            elif own is None and i < signature.n_states:
-                results[i] = marked(results[i], taken >= signature.required_steps)
-        lengths = [taken + own[1] for own in origins if own is not None]
-        return results + [jnp.asarray(length, jnp.int64) for length in lengths]
+        taken = jnp.asarray(taken, jnp.int64)
+        results = self.cut(found, taken)
+        for i, value in enumerate(results):
+            if isinstance(value, Bounded) and self.signature.reverse:
+                results[i] = value.like(jnp.roll(value.rows, taken - steps, axis=0))
+            elif not isinstance(value, Bounded) and i < self.signature.n_states:
+                results[i] = marked(value, taken >= self.signature.required_steps)
+        return results
 
 
 def marked(rows: Any, exist: Any) -> Any:

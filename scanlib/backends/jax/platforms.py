@@ -7,7 +7,7 @@ trace than the call of its kernels, and some steps that kernels can take JAX can
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -40,18 +40,29 @@ def on_platforms(
 
     On other devices, and where there is no special function, it is `portable`. Derivatives that
     JAX takes by itself, with `jax.grad` around the function that PyTensor compiled, are those of
-    `portable`.
+    `portable`. Results are trees of arrays.
 
     Parameters
     ----------
     portable, on_cpu, on_cuda : callable
     results : callable, optional
-        Returns anything in the shapes and dtypes of the results.
+        Returns anything in the structure, shapes and dtypes of the results.
     factors : Factors, optional
         Along which axes the special functions may be cut over devices.
     """
-    functions = {"portable": portable, "results": results or portable}
-    functions |= {"cpu": on_cpu or portable, "cuda": on_cuda or portable}
+    structure: Any = None
+
+    @cache
+    def flat(function: Function) -> Function:
+        def leaves(*inputs: Any) -> list[Any]:
+            nonlocal structure
+            found, structure = jax.tree.flatten(function(*inputs))
+            return list(map(jnp.asarray, found))
+
+        return leaves
+
+    given = {"portable": portable, "results": results, "cpu": on_cpu, "cuda": on_cuda}
+    functions = {name: flat(function or portable) for name, function in given.items()}
 
     @jax.custom_jvp
     def run(*inputs: Any) -> list[Any]:
@@ -59,9 +70,13 @@ def on_platforms(
 
     @run.defjvp
     def derivative(primals: Any, tangents: Any) -> Any:
-        return jax.tree.map(_batch_first, jax.jvp(portable, primals, tangents))
+        return jax.tree.map(_batch_first, jax.jvp(flat(portable), primals, tangents))
 
-    return run
+    def whole(*inputs: Any) -> list[Any]:
+        found = run(*inputs)
+        return jax.tree.unflatten(structure, found)
+
+    return whole
 
 
 def _batch_first(value: Any) -> Any:

@@ -16,25 +16,15 @@ from typing import Any
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph, Output
-from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import (
-    Alloc,
-    AllocEmpty,
-    ARange,
-    Eye,
-    MakeVector,
-    ScalarFromTensor,
-    Split,
-    TensorFromScalar,
-)
-from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Eye, Split
+from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.extra_ops import Repeat
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib._compat import INDEX_WRITES, thaw_graph
-from scanlib.backends.jax.known_numbers import KnownNumber
+from scanlib.backends.jax.known_numbers import KnownNumber, may_be_known
 from scanlib.lengths.known import countable_scalars
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.linker_features import data_in
@@ -57,9 +47,6 @@ FIRST_SIZE: dict[type, int] = {
     Split: -1,
     SplitRows: 1,
 }
-# What makes another number of numbers, or puts them side by side.
-ARITHMETIC = (CheckAndRaise, Elemwise, ScalarFromTensor, TensorFromScalar)
-JOINED = (DimShuffle, MakeVector)
 # What reads a number as data, of the Ops that have no size among their inputs.
 READS_DATA = (CAReduce, Dot, Elemwise, Output)
 
@@ -126,23 +113,17 @@ def needs_value(fgraph: FunctionGraph, variable: Variable, otherwise: bool = Fal
         for client, position in fgraph.clients.get(value, ()):
             found = _reads_size(client, position)
             if found is None:
-                found = otherwise and not (isinstance(client.op, READS_DATA) or _hands_on(client))
+                is_data = isinstance(client.op, READS_DATA) or may_be_known(client)
+                found = otherwise and not is_data
             if found:
                 return True
             if client in visited or isinstance(client.op, Output):
                 continue
             visited.add(client)
-            if _hands_on(client):
+            # What stands at the place that a number says is data.
+            if may_be_known(client) and not isinstance(client.op, Subtensor):
                 pending += client.outputs
     return False
-
-
-def _hands_on(client: Apply) -> bool:
-    """Whether what a node makes of a number may be a size as well."""
-    if isinstance(client.op, JOINED):
-        return all(out.type.ndim == 1 for out in client.outputs)
-    is_number = all(getattr(out.type, "ndim", 0) == 0 for out in client.outputs)
-    return isinstance(client.op, ARITHMETIC) and is_number
 
 
 def _reads_size(client: Apply, position: int) -> bool | None:

@@ -14,7 +14,6 @@ from scanlib.backends.jax.bounded import (
     Bounded,
     Length,
     UnknownLengthError,
-    has_unknown_rows,
     static_int,
 )
 from scanlib.ops.errors import SequenceLengthError
@@ -38,7 +37,7 @@ def funcify_padded_rows(op: PaddedRows, node: Apply, **kwargs: Any) -> Callable[
                 "Cut all sequences of the loop alike, let it run over all rows and let pt.where "
                 'choose, or compile with mode="NUMBA"'
             )
-        values = rows.filled() if has_unknown_rows(rows) else jnp.asarray(rows)
+        values = rows.filled() if isinstance(rows, Bounded) else jnp.asarray(rows)
         missing = max(known - len(values), 0)
         padded = jnp.pad(values, [(0, missing)] + [(0, 0)] * (values.ndim - 1))[:known]
         if isinstance(length, Length):

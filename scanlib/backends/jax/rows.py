@@ -4,9 +4,8 @@ A rule takes a node, PyTensor's function for it, and what it is given while JAX 
 
 * **Sizes** that are known when JAX compiles are constants, for which PyTensor has functions.
 * **Row by row**: what works on the rows of arrays side by side (`axes_kept`) is computed for the
-  whole buffer of a `Bounded` array. In reductions and products that sum over the rows, what does
-  not count is filled with what changes no result. Where arrays of different lengths meet, the
-  result is NaN.
+  whole buffer of a `Bounded` array. In reductions over the rows, what does not count is filled with
+  what changes no result. Where arrays of different unknown lengths meet, the result is NaN.
 * **Slices and rows** are read and written.
 
 Any other Op raises `UnknownLengthError`.
@@ -84,11 +83,8 @@ def _sized(node: Apply, plain: Plain, inputs: Inputs) -> Any:
 
 
 def _alloc(node: Apply, plain: Plain, inputs: Inputs) -> Any:
+    refuse(inputs)
     value, sizes = (inputs[0], inputs[1:]) if isinstance(node.op, Alloc) else (0, inputs)
-    if isinstance(value, Bounded):
-        if value.ndim < len(sizes):
-            refuse(inputs)
-        return value.like(jnp.broadcast_to(value.rows, (value.capacity, *sizes[1:])))
     is_bounded = bool(sizes) and isinstance(sizes[0], Length)
     if None in map(static_int, sizes[is_bounded:]):
         raise UnknownLengthError(LARGE)
@@ -144,31 +140,19 @@ def _same(node: Apply, plain: Plain, inputs: Inputs) -> Any:
 
 
 def _by_rows(node: Apply, plain: Plain, inputs: Inputs) -> Any:
+    """Return what a node computes of rows side by side, or a reduction over the rows."""
     bounded = [value for value in inputs if isinstance(value, Bounded)]
-    op, pairs = node.op, list(zip(node.inputs, inputs, strict=True))
+    pairs = list(zip(node.inputs, inputs, strict=True))
     kept = {v: k for v, i, out, k in axes_kept(node) if i == 0 and out is node.outputs[0]}
     axes = {kept.get(variable) for variable, value in pairs if isinstance(value, Bounded)}
-    sums = axes == {None} and isinstance(op, CAReduce | Dot)
-    if not (sums or axes == {0}) or (sums and len(bounded) < len(inputs)):
+    if axes == {None} and isinstance(node.op, CAReduce):
+        return plain(bounded[0].filled(_filler(node.op, bounded[0])))
+    if axes != {0} or any(kept.get(v) == 0 for v, value in pairs if not isinstance(value, Bounded)):
         refuse(inputs)
-    # Operands must have equal lengths, so one whose length is known tells that of the others.
-    sizes = (np.shape(v)[0] for k, v in pairs if not isinstance(v, Bounded) and kept.get(k) == 0)
-    known = next(sizes, None)
-    lengths, capacity = [v.length for v in bounded], min(v.capacity for v in bounded)
-    if known is not None:
-        if known > capacity:
-            refuse(inputs)
-        lengths, capacity = [*lengths, known], known
-    filler = _filler(op, bounded[0]) if isinstance(op, CAReduce) else 0
-    values = [
-        (v.filled(filler) if sums else v.rows)[:capacity] if isinstance(v, Bounded) else v
-        for v in inputs
-    ]
-    results = plain(*values)
-    found = _where_equal(lengths, [results] if len(node.outputs) == 1 else list(results))
-    if known is None and not sums:
-        found = [bounded[0].like(result) for result in found]
-    return found[0] if len(found) == 1 else found
+    capacity = min(value.capacity for value in bounded)
+    found = plain(*(v.rows[:capacity] if isinstance(v, Bounded) else v for v in inputs))
+    results = _where_equal(bounded, [found] if len(node.outputs) == 1 else list(found))
+    return results[0] if len(results) == 1 else results
 
 
 def _join(node: Apply, plain: Plain, inputs: Inputs) -> Any:
@@ -178,7 +162,7 @@ def _join(node: Apply, plain: Plain, inputs: Inputs) -> Any:
         refuse(inputs)
     dtype = jax.dtypes.canonicalize_dtype(node.outputs[0].type.dtype)
     given = inputs[len(inputs) - len(parts) :]
-    buffers = [jnp.asarray(p.rows if isinstance(p, Bounded) else p, dtype) for p in given]
+    buffers = [jnp.asarray(rows_of(part), dtype) for part in given]
     rows, length = jnp.zeros((sum(map(len, buffers)), *buffers[0].shape[1:]), dtype), 0
     # What stands behind the rows of a part is overwritten by the next one.
     for part, buffer in zip(given, buffers, strict=True):
@@ -187,16 +171,16 @@ def _join(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     return Bounded(rows, length, "an array of unknown length")
 
 
-def _where_equal(lengths: list[Any], results: list[Any]) -> list[Any]:
+def _where_equal(bounded: list[Bounded], results: list[Any]) -> list[Bounded]:
     """Return results, or NaN where lengths differ: compiled code cannot raise an error."""
-    first, *others = {id(length): length for length in lengths}.values()
-    if not others:
-        return results
-    same = jnp.all(jnp.stack([jnp.asarray(first == other) for other in others]))
-    return [
-        jnp.where(same, result, jnp.nan) if jnp.issubdtype(result.dtype, jnp.inexact) else result
-        for result in results
-    ]
+    first, *others = {id(value.length): value.length for value in bounded}.values()
+    if others:
+        same = jnp.all(jnp.stack([jnp.asarray(first == other) for other in others]))
+        results = [
+            jnp.where(same, value, jnp.nan) if jnp.issubdtype(value.dtype, jnp.inexact) else value
+            for value in results
+        ]
+    return [bounded[0].like(result) for result in results]
 
 
 def _filler(op: CAReduce, value: Bounded) -> Any:

@@ -34,7 +34,15 @@ from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.general_loop import LoopWriter
 from scanlib.backends.numba.graph_function import graph_inside
 from scanlib.backends.numba.programs import call_program
-from scanlib.ops.execution import LoopOp, NotCompilableError, register_compiler
+from scanlib.backends.numba.stepped_loop import SteppedLoop
+from scanlib.kernels.program import LoopProgram
+from scanlib.ops.execution import (
+    Compiler,
+    LoopOp,
+    NotCompilableError,
+    Runner,
+    register_compiler,
+)
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.linker_features import CompilesStepProducts
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -46,7 +54,6 @@ from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
 from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.ops.scan import Scan
-from scanlib.schedules.linear_steps import linear_program
 
 Found = tuple[Callable[..., Any], str | None]
 
@@ -100,24 +107,88 @@ for moves_rows in (
     register_funcify_and_cache_key(moves_rows)(funcify_performed)
 
 
+class OrSteps:
+    """Runs a loop as a compiler does, and step by step, from then on, where that cannot be.
+
+    Parameters
+    ----------
+    compiler : callable
+    op : LoopOp
+    node : Apply
+
+    Attributes
+    ----------
+    run : callable
+        What runs it now.
+    """
+
+    def __init__(self, compiler: Compiler, op: LoopOp, node: Apply) -> None:
+        self.op = op
+        self.run: Runner
+        try:
+            self.run = compiler(op, node)
+        except NotCompilableError:
+            self.run = op.python_loop(SteppedLoop)
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        try:
+            return self.run(*inputs)
+        except NotCompilableError:
+            self.run = self.op.python_loop(SteppedLoop)
+            return self.run(*inputs)
+
+
 @register_compiler
-def compile_for_perform(op: LoopOp, node: Apply) -> Callable[..., Sequence[Any]]:
-    """Return a function from values to values that runs the loop compiled."""
+def runner_of(op: LoopOp, node: Apply) -> Runner:
+    """Return what `perform` runs."""
+    if config.scanlib__perform == "numba":
+        return compiled_loop(op, node)
+    return OrSteps(kernels_or_numba, op, node)
+
+
+def kernels_or_numba(op: LoopOp, node: Apply) -> Runner:
+    """Return what runs a loop that has kernels, or that pays what numba compiles for it.
+
+    Raises
+    ------
+    NotCompilableError
+        If neither.
+    """
+    program = program_or_none(op, node)
+    if program is not None:
+        return runner(program)
+    if isinstance(op, LinearScan) or not SteppedLoop(op.scan).pays_compiled:
+        raise NotCompilableError(f"{op} has no kernels")
+    return _plain_loop(op, node)
+
+
+def compiled_loop(op: LoopOp, node: Apply) -> Runner:
+    """Return what runs a loop compiled.
+
+    Raises
+    ------
+    NotCompilableError
+        If numba cannot compile what has no kernels.
+    """
+    program = program_or_none(op, node)
+    return _plain_loop(op, node) if program is None else runner(program)
+
+
+def program_or_none(op: LoopOp, node: Apply) -> LoopProgram | None:
+    """Return the kernels of a loop, which may turn out to be unfit."""
+    return program_of_node(node) if isinstance(op, LinearScan) else program_of(op)
+
+
+def _plain_loop(loop: LoopOp, node: Apply) -> Runner:
+    """Return a function from values to values that numba compiles whole."""
+    op = loop.scan
     try:
-        if isinstance(op, LinearScan):
-            return runner(linear_program(op, node))
         for variable in [*node.inputs, *node.outputs]:
             get_numba_type(variable.type)
-        program = program_of(op)
-        return _plain_loop(op.scan) if program is None else runner(program)
+        writer = LoopWriter(op)
+        function, key = writer.write()
     except NotImplementedError as error:
         raise NotCompilableError(str(error)) from error
-
-
-def _plain_loop(op: Scan) -> Callable[..., Sequence[Any]]:
-    """Return a function from values to values that numba compiles whole."""
-    writer = LoopWriter(op)
-    function, key = writer.write()
     kept = key is not None and config.numba__cache
     compiled = sealed(numba_njit(function, final_function=True, cache=kept))
     n, m = op.signature.n_states, op.signature.n_carries

@@ -63,12 +63,11 @@ from scanlib.ops.execution import register_preparer
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.messages import Messages
-from scanlib.ops.python_loop import row_shape_graph
+from scanlib.ops.python_loop import FIRST_CAPACITY, row_shape_graph
 from scanlib.ops.row_ops.triangular import true_shapes
 from scanlib.ops.scan import Scan
 from scanlib.source_keys import source_key
 
-FIRST_CAPACITY = 64  # rows allocated at first by a loop with `until`
 STEPS_PER_POLL = 4
 
 
@@ -464,16 +463,16 @@ def _owns_its_value(op: Scan, i: int) -> bool:
         return False
     others = [out for out in op.body.outputs if out is not mine]
     shared = sum(out is mine for out in op.body.outputs) > 1
-    return not shared and all({mine, inner}.isdisjoint(_viewed(out)) for out in others)
+    return not shared and all({mine, inner}.isdisjoint(viewed(out)) for out in others)
 
 
 def _is_fresh(variable: Variable, own: Variable) -> bool:
     """Whether a value is made by the step, and is no view of anything but the carry itself."""
-    last = _viewed(variable)[-1]
+    last = viewed(variable)[-1]
     return last.owner is not None or last is own
 
 
-def _viewed(variable: Variable) -> list[Variable]:
+def viewed(variable: Variable) -> list[Variable]:
     """Return a value, and what it is a view of, one after the other."""
     found = [variable]
     while (node := found[-1].owner) is not None:

@@ -31,10 +31,11 @@ from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS, thaw_graph
-from scanlib.backends.handler.clusters import SAME, Cluster, Plan, Products, products_of
+from scanlib.backends.handler.clusters import SAME, Cluster, Plan
 from scanlib.backends.handler.functions import performed
 from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.thunks import program_function
+from scanlib.backends.numba.state_products import Products, products_of
 from scanlib.kernels.program import LoopProgram
 from scanlib.ops.errors import SpecifiedShapeError
 from scanlib.ops.execution import LoopOp
@@ -125,7 +126,7 @@ class GraphWriter:
         scope = {**self.scope, "fail": fail, "nodes": [line.node for line in self.lines]}
         for letter, cells in (("i", inputs), ("o", outputs)):
             scope |= {f"{letter}{number}": cell for number, cell in enumerate(cells)}
-        body, names, results = self._body(timed), ", ".join(self.inputs), ", ".join(self.results)
+        body, names, results = self.body(timed), ", ".join(self.inputs), ", ".join(self.results)
         given = [f"{name} = i{number}[0]" for number, name in enumerate(self.inputs)]
         kept = [f"o{number}[0] = {name}" for number, name in enumerate(self.results)]
         text = [
@@ -138,7 +139,8 @@ class GraphWriter:
         exec("\n".join(text), scope)
         return scope["values"], scope["stored"]
 
-    def _body(self, timed: bool) -> list[str]:
+    def body(self, timed: bool = False) -> list[str]:
+        """Return the lines of the function."""
         seen, found = {*self.results}, []
         for number in reversed(range(len(self.lines))):
             line = self.lines[number]
@@ -192,7 +194,7 @@ class GraphWriter:
         products = products_of(fgraph)
         fused = {found.product for found in products.values()}
         early = {node: [found.other] for node, found in products.items()}
-        for item in Plan(fgraph, set(fused), early).order_with_numbers():
+        for item in Plan(fgraph, set(fused), early).order(with_numbers=True):
             if isinstance(item, Cluster):
                 node = next(out.owner for out in item.outputs if out.owner is not None)
                 self._run(node, item.program, item.inputs, item.outputs)

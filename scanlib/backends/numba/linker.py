@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from numba.extending import typeof_impl
+from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.link.numba.dispatch.basic import (
     numba_funcify_ensure_cache,
@@ -34,8 +35,9 @@ from scanlib._compat.numba import (
 from scanlib.backends.handler.clusters import gather
 from scanlib.backends.handler.functions import performed, plain
 from scanlib.backends.numba.disk import sealed
-from scanlib.backends.numba.dispatch import holds_loops
+from scanlib.backends.numba.dispatch import OrSteps, compiled_loop, holds_loops
 from scanlib.backends.numba.graph_function import GraphWriter
+from scanlib.ops.execution import LoopOp
 
 
 @route_graphs(holds_loops)
@@ -121,12 +123,20 @@ def _type_of_graph(value: CompiledGraph, context: Any) -> Any:
 def node_function(node: Apply) -> Callable[..., Any]:
     """Return the function of a node that has no kernel."""
     op = node.op
+    if isinstance(op, LoopOp):
+        return performed(node) if config.scanlib__perform == "python" else whole_loop(op, node)
     if type(op).__module__.startswith("scanlib."):
         return performed(node)
     function, key = numba_funcify_ensure_cache(op, node=node)
     kept = key is not None
     called = function.py_func if kept else plain(function, len(node.inputs))
     return sealed(numba_njit(called, final_function=True, cache=kept))
+
+
+def whole_loop(op: LoopOp, node: Apply) -> Callable[..., Any]:
+    """Return the function of a loop that numba compiles, as long as it can."""
+    run = OrSteps(compiled_loop, op, node)
+    return run if len(node.outputs) > 1 else lambda *inputs: run(*inputs)[0]
 
 
 def constant_value(constant: Constant) -> Any:

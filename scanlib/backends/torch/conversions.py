@@ -224,7 +224,7 @@ def typify_array(data: np.ndarray, dtype: Any = None, **kwargs: Any) -> torch.Te
     return _typify(data, dtype=dtype, **kwargs)
 
 
-def _flipped(x: torch.Tensor, indices: Any) -> tuple[list[int], list[Any]]:
+def _flipped(x: torch.Tensor, indices: Any) -> tuple[list[int], tuple[Any, ...]]:
     """Return the axes to flip, and indices with positive steps."""
     axes, found = [], []
     for axis, index in enumerate(indices):
@@ -236,15 +236,7 @@ def _flipped(x: torch.Tensor, indices: Any) -> tuple[list[int], list[Any]]:
             # An empty slice may have its stop behind its start.
             index = slice(size - 1 - start, max(size - 1 - stop, size - 1 - start), -step)
         found.append(index)
-    return axes, found
-
-
-def _has_negative_step(op: Any, indices: list[Any]) -> bool:
-    values = [int(i.data) if isinstance(i, Constant) else None for i in indices]
-    return any(
-        isinstance(entry, slice) and (entry.step or 0) < 0
-        for entry in indices_from_subtensor(values, op.idx_list)
-    )
+    return axes, tuple(found)
 
 
 def with_places(rule: Rule, arrays: int) -> Rule:
@@ -286,29 +278,25 @@ def _is_small(index: Variable) -> bool:
 
 def funcify_subtensor(op: Subtensor, node: Apply, **kwargs: Any) -> Function:
     """Return a function that slices a tensor, also backwards."""
-    if not _has_negative_step(op, list(node.inputs[1:])):
-        return _subtensor(op, node=node, **kwargs)
 
     def subtensor(x: torch.Tensor, *indices: Any) -> torch.Tensor:
         axes, forward = _flipped(x, indices_from_subtensor(indices, op.idx_list))
-        return torch.flip(x, axes)[tuple(forward)]
+        return (torch.flip(x, axes) if axes else x)[forward]
 
     return subtensor
 
 
 def funcify_inc_subtensor(op: IncSubtensor, node: Apply, **kwargs: Any) -> Function:
     """Return a function that sets or increments a slice of a tensor, also backwards."""
-    if not _has_negative_step(op, list(node.inputs[2:])):
-        return _inc_subtensor(op, node=node, **kwargs)
 
     def inc_subtensor(x: torch.Tensor, y: torch.Tensor, *indices: Any) -> torch.Tensor:
         axes, forward = _flipped(x, indices_from_subtensor(indices, op.idx_list))
-        changed = torch.flip(x, axes)
+        changed = torch.flip(x, axes)  # which copies
         if op.set_instead_of_inc:
-            changed[tuple(forward)] = y
+            changed[forward] = y
         else:
-            changed[tuple(forward)] += y
-        return torch.flip(changed, axes)
+            changed[forward] += y
+        return torch.flip(changed, axes) if axes else changed
 
     return inc_subtensor
 
@@ -379,9 +367,7 @@ def funcify_checked_rows(op: CheckedRows, node: Apply, **kwargs: Any) -> Functio
 
 
 _typify = pytorch_typify.dispatch(np.ndarray)
-_blockwise, _elemwise, _subtensor, _inc_subtensor = map(
-    pytorch_funcify.dispatch, (Blockwise, Elemwise, Subtensor, IncSubtensor)
-)
+_blockwise, _elemwise = map(pytorch_funcify.dispatch, (Blockwise, Elemwise))
 
 
 def register() -> None:

@@ -56,7 +56,7 @@ class TorchLoop(PythonLoop):
         return [torch.from_numpy(array).to(inputs[0].device) for array in arrays]
 
     def _finish(
-        self, histories: list, carries: list, stacks: list, done: int, steps: int
+        self, histories: list, carries: list, stacks: list, done: int, capacity: int
     ) -> list[Any]:
         # A step may hand on one of the loop's inputs.
-        return super()._finish(histories, list(map(self.copied, carries)), stacks, done, steps)
+        return super()._finish(histories, list(map(self.copied, carries)), stacks, done, capacity)

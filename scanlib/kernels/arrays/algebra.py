@@ -13,8 +13,8 @@ from pytensor.tensor.linalg.summary import Det, SLogDet
 from pytensor.tensor.math import Dot
 
 from scanlib.kernels.arrays.array_step import Step, core_op, rule
-from scanlib.kernels.arrays.places import Place, is_contiguous
-from scanlib.kernels.arrays.sizes import Size, combined, product, total
+from scanlib.kernels.arrays.sizes import Size, if_equal, minimum, pieces, product, quotient, total
+from scanlib.kernels.arrays.workspace import Place, is_contiguous
 from scanlib.kernels.language import FLOATS, Value
 from scanlib.kernels.linalg import factorizations, products
 from scanlib.kernels.linalg.matrices import Matrix, packed
@@ -101,15 +101,15 @@ def write_product_of_fixed(step: Step, a: Place, b: Place, c: Place) -> None:
     pays: Size = 0
     if panel and result_in_rows:
         fewest = products.MANY if fixed_in_rows else products.FEW
-        rows = combined("quotient", combined("min", m, depth), fewest)
-        columns = combined("quotient", n, panel // products.VECTORS)
-        too_large = combined("quotient", product(m, depth, n), products.LARGEST + 1)
-        pays = combined("min", 1, product(rows, columns))
-        pays = step.sizes.same(combined("equal", too_large, 0, pays, 0))
+        rows = quotient(minimum(m, depth), fewest)
+        columns = quotient(n, panel // products.VECTORS)
+        too_large = quotient(product(m, depth, n), products.LARGEST + 1)
+        pays = minimum(1, product(rows, columns))
+        pays = step.sizes.same(if_equal(too_large, 0, pays, 0))
     if pays == 0:
         write_product(step, a, b, c)
         return
-    width = product(panel, combined("quotient", total(n, panel - 1), panel))
+    width = product(panel, pieces(n, panel))
     w, one, other, result = step.writer, *(matrix(step, place) for place in (a, b, c))
     with w.inside(step.before):
         panels = step.pinned(c.dtype, [product(pays, depth, width)]).pointer
@@ -177,7 +177,7 @@ def write_triangular_factor(step: Step, node: Apply) -> None:
         raise NoKernelError(f"{op} has no kernel but for the triangular factor alone")
     place = step.place(inp)
     rows, columns = map(step.sizes.same, place.sizes)
-    least = combined("min", rows, columns)
+    least = minimum(rows, columns)
     if not isinstance(op, TriangularFactor) and step.sizes.same(least) != rows:
         raise NoKernelError(f"{op} of a matrix that may have more rows than columns has no kernel")
     target = _contiguous_target(step, out, [least, columns])

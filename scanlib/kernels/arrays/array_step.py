@@ -28,12 +28,12 @@ from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import INDEX_WRITES, join_of
-from scanlib.kernels.arrays.places import Part, Place, Workspace, bytes_of, is_contiguous
 from scanlib.kernels.arrays.sizes import (
     Expression,
     Size,
     SizeValues,
 )
+from scanlib.kernels.arrays.workspace import Part, Place, Workspace, bytes_of, is_contiguous
 from scanlib.kernels.language import INT64, Block, Type, Value, Writer
 from scanlib.kernels.scalars import NoKernelError, Number, Scalars, parts_of
 from scanlib.kernels.spans import itemsize, load_number, store_number
@@ -256,7 +256,7 @@ class Step:
                 text = f"axis {axis} has size {{}}, the type of the array says {known}"
                 given = (sizes[axis],)
                 sizes[axis] = self.require(*given, known, "ValueError", text, given, variable)
-        place = place.view(sizes, list(place.strides))
+        place = place.view(sizes, place.strides)
         self.places[variable] = place
         if place.part is not None:
             self.readers.setdefault(place.part, set()).add(variable)

@@ -7,8 +7,8 @@ from pytensor.tensor.blockwise import Blockwise
 
 from scanlib.kernels.arrays.array_step import Destination, Step, rule
 from scanlib.kernels.arrays.nests import common_sizes, deliver, over, stretched
-from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Size
+from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import INT64, Block, Value
 
 BATCHES = "Incompatible sizes of the batches of an operation on matrices, {} and {}"
@@ -45,7 +45,7 @@ class Batch:
                 step.alias(inner, outer)
                 continue
             place = step.place(outer)
-            batch = place.view(list(place.sizes[:lead]), list(place.strides[:lead]))
+            batch = place.along(range(lead))
             inputs.append((inner, place, lead, stretched(step, outer, batch, self.sizes)))
         for inner, outer in zip(self.core.outputs, self.node.outputs, strict=True):
             self._give_destination(inner, outer)
@@ -54,7 +54,7 @@ class Batch:
         with over(step, walks, self.sizes) as self.loops, step.scope():
             for inner, place, lead, walk in inputs:
                 pointer = w.offset(place.pointer, w.as_value(walk.offset, INT64))
-                item = place.view(list(place.sizes[lead:]), list(place.strides[lead:]), pointer)
+                item = place.along(range(lead, place.ndim), pointer)
                 step.bind_place(inner, item)
             step.apply(self.core)
             for inner in self.core.outputs:
@@ -75,11 +75,8 @@ class Batch:
             offset: Value = step.writer.constant(0, INT64)
             for index, stride in zip(self.loops, whole.strides, strict=False):
                 offset = offset + step.bytes(index, stride)
-            return whole.view(
-                list(whole.sizes[self.ndim :]),
-                list(whole.strides[self.ndim :]),
-                step.writer.offset(whole.pointer, offset),
-            )
+            pointer = step.writer.offset(whole.pointer, offset)
+            return whole.along(range(self.ndim, whole.ndim), pointer)
 
         step.destinations[inner] = Destination(place, "ValueError", (RESULTS,) * inner.type.ndim)
 

@@ -10,7 +10,6 @@ from pytensor.tensor.subtensor import indices_from_subtensor
 from scanlib._compat import INDEX_READS, INDEX_WRITES
 from scanlib.kernels.arrays.array_step import Step, core_op, rule
 from scanlib.kernels.arrays.nests import Walk, common_sizes, over, stretched, write_copy
-from scanlib.kernels.arrays.places import Place
 from scanlib.kernels.arrays.sizes import Size
 from scanlib.kernels.arrays.views import (
     broadcast,
@@ -18,8 +17,9 @@ from scanlib.kernels.arrays.views import (
     indexed,
     wrapped_index,
 )
+from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import INT64, Value
-from scanlib.kernels.scalars import NoKernelError, added
+from scanlib.kernels.scalars import NoKernelError, added, real
 
 INDEX_SHAPES = "shape mismatch: indexing arrays of {} and {} could not be broadcast together"
 
@@ -43,7 +43,7 @@ class Gather:
         self.pointer = base.pointer
         self.by_index = [(axis, base.sizes[axis], base.strides[axis]) for axis in axes]
         rest = [axis for axis in range(base.ndim) if axis not in axes]
-        self.rest = base.view([base.sizes[k] for k in rest], [base.strides[k] for k in rest])
+        self.rest = base.along(rest)
         together = axes == list(range(axes[0], axes[-1] + 1))
         self.lead = sum(axis < axes[0] for axis in rest) if together else 0
         ndim = max(array.type.ndim for array in arrays)
@@ -54,8 +54,7 @@ class Gather:
     def _walk(self, array: Variable) -> Walk | Value:
         number = self.step.only_number(array)
         if number is not None:
-            assert isinstance(number, Value)
-            return number
+            return real(number)
         return stretched(self.step, array, self.step.place(array), self.loops)
 
     @property
@@ -75,15 +74,10 @@ class Gather:
             pointer = self.pointer
             for found, (axis, size, stride) in zip(self.indices, self.by_index, strict=True):
                 number = found.load(step, 1) if isinstance(found, Walk) else found
-                assert isinstance(number, Value)
-                first = wrapped_index(step, number, axis, size)
+                first = wrapped_index(step, real(number), axis, size)
                 pointer = w.offset(pointer, step.bytes(first, stride))
-            part = other.view(
-                [other.sizes[axis] for axis in kept],
-                [other.strides[axis] for axis in kept],
-                w.offset(other.pointer, w.as_value(along.offset, INT64)),
-            )
-            write(self.rest.view(list(self.rest.sizes), list(self.rest.strides), pointer), part)
+            here = w.offset(other.pointer, w.as_value(along.offset, INT64))
+            write(self.rest.along(range(self.rest.ndim), pointer), other.along(kept, here))
 
 
 @rule(*INDEX_READS[1:])
@@ -112,7 +106,7 @@ def write_scatter(step: Step, node: Apply) -> None:
     number = step.only_number(value)
     sizes, combine = tuple(gather.sizes), None if op.set_instead_of_inc else added
     if number is not None:
-        nothing = target.view(list(sizes), [0] * len(sizes))
+        nothing = target.view(sizes, [0] * len(sizes))
         gather.each(nothing, lambda item, _: write_copy(step, number, item, combine))
     else:
         source = broadcast(step, value, sizes)

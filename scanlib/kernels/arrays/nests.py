@@ -22,14 +22,14 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 
 from scanlib.kernels.arrays.array_step import Destination, Step, core_op, rule
-from scanlib.kernels.arrays.places import Place, is_contiguous
 from scanlib.kernels.arrays.sizes import Expression, Size, product
+from scanlib.kernels.arrays.workspace import Place, is_contiguous
 from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.scalars import LanesError, Number, added, multiplied, parts_of
 from scanlib.kernels.spans import (
     Total,
-    halves,
     itemsize,
+    lane_counts,
     load_number,
     spread,
     store_number,
@@ -91,7 +91,7 @@ def stretched(step: Step, variable: Variable, place: Place, sizes: Sequence[Size
         1 if known == 1 else size
         for known, size in zip(variable.type.shape, place.sizes, strict=False)
     ]
-    return walked(step, place.view([1] * lead + own, [0] * lead + list(place.strides)), sizes)
+    return walked(step, place.view([1] * lead + own, [0] * lead + [*place.strides]), sizes)
 
 
 def common_sizes(
@@ -191,7 +191,7 @@ def possible_lanes(arrays: Sequence[Walk], size: Size) -> list[int]:
     lanes = REGISTER // max(itemsize(array.dtype) for array in arrays)
     if isinstance(size, int) and len(_pieces(size, lanes)) <= MOST_UNROLLED:
         return sorted(set(_pieces(size, lanes)) | {1}, reverse=True)
-    return [*halves(lanes), 1]
+    return [*lane_counts(lanes), 1]
 
 
 def innermost(
@@ -218,7 +218,7 @@ def innermost(
             return
     w, whole = step.writer, step.value(size)
     most = w.select(whole > MOST_BY_ITEM, whole, 0) if by_item else None
-    walk(w, w.constant(0, INT64), whole, halves(lanes), at, most)
+    walk(w, w.constant(0, INT64), whole, lane_counts(lanes), at, most)
 
 
 def _pieces(size: int, lanes: int) -> list[int]:
@@ -459,11 +459,10 @@ def write_cumulative(step: Step, node: Apply) -> None:
     target = step.target(out, place.sizes)
     write_copy(step, place, target)
     size, stride = target.sizes[axis], target.strides[axis]
-    sizes, strides = list(target.sizes), list(target.strides)
-    del sizes[axis], strides[axis]
+    others = [k for k in range(target.ndim) if k != axis]
     with step.writer.loop(1, step.value(size)) as index:
         before, here = (
-            target.view(sizes, strides, step.writer.offset(target.pointer, step.bytes(k, stride)))
+            target.along(others, step.writer.offset(target.pointer, step.bytes(k, stride)))
             for k in (index - 1, index)
         )
         write_copy(step, before, here, added if op.mode == "add" else multiplied)

@@ -15,9 +15,7 @@ from typing import Any
 from pytensor.graph.basic import Apply
 
 from scanlib.kernels.language import INT64, Value, Writer
-from scanlib.kernels.scalars import Number, Scalars
-
-INT64_NAME = "int64"
+from scanlib.kernels.scalars import Number, Scalars, real
 
 
 @dataclass(frozen=True)
@@ -95,13 +93,35 @@ _KNOWN: dict[str, Callable[..., int]] = {
 }
 
 
-def combined(operation: str, *parts: Size) -> Size:
+def _combined(operation: str, *parts: Size) -> Size:
     """Return an expression, or its value where that is known."""
     if all(isinstance(part, int) for part in parts):
         return _KNOWN[operation](*parts)
     if operation in ("min", "max") and parts[0] == parts[1]:
         return parts[0]
     return Expression(operation, parts)
+
+
+def minimum(one: Size, other: Size) -> Size:
+    return _combined("min", one, other)
+
+
+def maximum(one: Size, other: Size) -> Size:
+    return _combined("max", one, other)
+
+
+def quotient(size: Size, by: Size) -> Size:
+    """Return a quotient without its remainder, zero where there is none."""
+    return size if by == 1 else _combined("quotient", size, by)
+
+
+def pieces(size: Size, by: int) -> Size:
+    """Return how many pieces of a length a size has, the last of which may be shorter."""
+    return quotient(total(size, by - 1), by)
+
+
+def if_equal(one: Size, other: Size, chosen: Size, otherwise: Size) -> Size:
+    return _combined("equal", one, other, chosen, otherwise)
 
 
 @dataclass(frozen=True)
@@ -155,7 +175,7 @@ class Sizes:
             if size.operation == "add":
                 return self.same(total(*parts))
             if isinstance(size.operation, str):
-                return self.same(combined(size.operation, *parts))
+                return self.same(_combined(size.operation, *parts))
             return Expression(size.operation, parts)
         return size
 
@@ -241,9 +261,7 @@ class SizeValues:
             node, place = size.operation
             operands = zip(parts, node.inputs, strict=True)
             numbers: list[Number] = [w.cast(part, inp.type.dtype) for part, inp in operands]
-            result = Scalars(w).apply(node, numbers)[place]
-            assert isinstance(result, Value)
-            return w.cast(result, INT64_NAME)
+            return w.cast(real(Scalars(w).apply(node, numbers)[place]), "int64")
         if size.operation in ("min", "max"):
             a, b = parts
             return w.select(a < b if size.operation == "min" else a > b, a, b)

@@ -39,10 +39,20 @@ from scanlib.kernels.arrays.nests import (
     write_numbers,
     write_tree,
 )
-from scanlib.kernels.arrays.places import Place
-from scanlib.kernels.arrays.sizes import Given, Size, combined, product, total
+from scanlib.kernels.arrays.sizes import (
+    Given,
+    Size,
+    if_equal,
+    maximum,
+    minimum,
+    pieces,
+    product,
+    quotient,
+    total,
+)
+from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import Value
-from scanlib.kernels.scalars import NoKernelError, Number, added, parts_of
+from scanlib.kernels.scalars import NoKernelError, Number, added, parts_of, real
 from scanlib.kernels.spans import load_number, store_number
 from scanlib.ops import errors
 from scanlib.ops.messages import SPECIFIED_SHAPE, out_of_bounds, shape_text
@@ -167,7 +177,7 @@ def write_specify_shape(step: Step, node: Apply) -> None:
             given = own, step.size_of(size)
             own = step.require(*given, "SpecifiedShapeError", text, given)
         sizes.append(own)
-    step.bind_place(node.outputs[0], place.view(sizes, list(place.strides)))
+    step.bind_place(node.outputs[0], place.view(sizes, place.strides))
 
 
 @rule(Reshape)
@@ -194,7 +204,7 @@ def reshape(step: Step, inp: Variable, out: Variable, wanted: list[Size]) -> Non
     unknown = [axis for axis, size in enumerate(wanted) if size == -1]
     if len(unknown) == 1:
         others = product(*(size for size in wanted if size != -1))
-        wanted[unknown[0]] = combined("quotient", items, others)
+        wanted[unknown[0]] = quotient(items, others)
     if not wanted:
         step.require(items, 1, "ValueError", f"{RESHAPED}shape ()", [items])
         step.bind_number(out, load_number(step.writer, place.dtype, place.pointer, 0))
@@ -204,7 +214,7 @@ def reshape(step: Step, inp: Variable, out: Variable, wanted: list[Size]) -> Non
     text = f"{RESHAPED}shape {shape_text(len(wanted))}"
     step.require(product(*wanted), items, "ValueError", text, [items, *wanted])
     strides = step.sizes.contiguous_strides(place.itemsize, tuple(wanted))
-    step.bind_place(out, place.view(wanted, list(strides)))
+    step.bind_place(out, place.view(wanted, strides))
 
 
 @rule(ExtractDiag)
@@ -213,7 +223,7 @@ def write_extract_diag(step: Step, node: Apply) -> None:
     if node.inputs[0].type.ndim != 2 or op.offset != 0:
         raise NoKernelError(f"{op} has no kernel")
     place = step.place(node.inputs[0])
-    size = combined("min", *map(step.sizes.same, place.sizes))
+    size = minimum(*map(step.sizes.same, place.sizes))
     step.bind_place(node.outputs[0], place.view([size], [total(*place.strides)]))
 
 
@@ -254,9 +264,7 @@ def _checked_index(step: Step, index: Variable | int, axis: int, size: Size) -> 
             text = out_of_bounds(number, axis)
             step.require_not_below(size, least, "IndexError", text, [size])
             return number if number >= 0 else step.sizes.same(total(size, number))
-    value = step.number(index)
-    assert isinstance(value, Value)
-    return wrapped_index(step, value, axis, size)
+    return wrapped_index(step, real(step.number(index)), axis, size)
 
 
 def wrapped_index(step: Step, index: Value, axis: int, size: Size) -> Value:
@@ -298,8 +306,8 @@ def _forward(
 ) -> tuple[Size, Size, int]:
     first = 0 if start is None else _bound(step, start, size)
     last = size if stop is None else _bound(step, stop, size)
-    count = last if first == 0 else combined("max", total(last, product(-1, first)), 0)
-    return first, count if by == 1 else combined("quotient", total(count, by - 1), by), by
+    count = last if first == 0 else maximum(total(last, product(-1, first)), 0)
+    return first, pieces(count, by), by
 
 
 def _bound(step: Step, bound: Variable | int, size: Size) -> Size:
@@ -308,15 +316,15 @@ def _bound(step: Step, bound: Variable | int, size: Size) -> Size:
         if isinstance(size, int):
             return slice(number, None).indices(size)[0]
         if number >= 0:
-            return 0 if number == 0 else combined("min", number, size)
-        return combined("max", total(size, number), 0)
+            return 0 if number == 0 else minimum(number, size)
+        return maximum(total(size, number), 0)
     if step.sizes.same(number) == step.sizes.same(size):
         return size
     # Counted from the end where it is negative: a bound and the size are both known.
-    wrapped = combined("max", total(number, size), 0)
-    plain = combined("min", number, size)
-    is_negative = combined("min", combined("max", number, -1), 0)  # -1 or 0
-    return combined("equal", is_negative, 0, plain, wrapped)
+    wrapped = maximum(total(number, size), 0)
+    plain = minimum(number, size)
+    is_negative = minimum(maximum(number, -1), 0)  # -1 or 0
+    return if_equal(is_negative, 0, plain, wrapped)
 
 
 @rule(Subtensor)
@@ -404,7 +412,7 @@ def broadcast(step: Step, value: Variable, sizes: tuple[Size, ...], text: str = 
         given = size, sizes[lead + axis]
         step.require(*given, "ValueError", text, given)
         strides.append(stride)
-    return place.view(list(sizes), strides)
+    return place.view(sizes, strides)
 
 
 # New arrays
@@ -450,8 +458,8 @@ def write_arange(step: Step, node: Apply) -> None:
     first, stride = step.size_of(start), step.size_of(by)
     if not isinstance(stride, int) or stride <= 0 or parts_of(out.type.dtype) is not None:
         raise NoKernelError("a range with a step that is computed or negative has no kernel")
-    length = combined("max", total(step.size_of(stop), product(-1, first)), 0)
-    size = combined("quotient", total(length, stride - 1), stride) if stride > 1 else length
+    length = maximum(total(step.size_of(stop), product(-1, first)), 0)
+    size = pieces(length, stride)
     target = step.target(out, [size])
     with w.loop(0, step.value(size)) as index:
         item = w.cast(index * stride + step.value(first), out.type.dtype)
@@ -470,6 +478,16 @@ def write_alloc_diag(step: Step, node: Apply) -> None:
     write_copy(step, step.scalars.constant(0, target.dtype), target)
     write_copy(step, place, target.view([size], [total(*target.strides)]))
     step.bind_place(out, target)
+
+
+def _part(step: Step, place: Place, axis: int, first: Size, size: Size) -> Place:
+    """Return so many items along an axis of an array, from the `first` on."""
+    sizes, pointer = list(place.sizes), place.pointer
+    sizes[axis] = size
+    if first != 0:
+        moved = step.value(product(first, place.strides[axis]))
+        pointer = step.writer.offset(pointer, moved)
+    return place.view(sizes, place.strides, pointer)
 
 
 @rule(Join)
@@ -493,13 +511,7 @@ def write_join(step: Step, node: Apply) -> None:
     target = step.target(out, sizes)
     first: Size = 0
     for tree, shape in zip(trees, shapes, strict=True):
-        own = list(target.sizes)
-        own[along] = shape[along]
-        pointer = target.pointer
-        if first != 0:
-            moved = step.value(product(first, target.strides[along]))
-            pointer = step.writer.offset(target.pointer, moved)
-        place = target.view(own, list(target.strides), pointer)
+        place = _part(step, target, along, first, shape[along])
         if tree.node is None:
             write_copy(step, step.place(tree.variable), place)
         else:
@@ -525,9 +537,5 @@ def write_split(step: Step, node: Apply) -> None:
     for out, length in zip(node.outputs, wanted, strict=True):
         text = "Split sizes cannot be negative, got {}"
         step.require_not_below(length, 0, "ValueError", text, [length])
-        sizes = list(place.sizes)
-        sizes[along] = length
-        moved = step.value(product(first, place.strides[along]))
-        pointer = step.writer.offset(place.pointer, moved)
-        step.bind_place(out, place.view(sizes, list(place.strides), pointer))
+        step.bind_place(out, _part(step, place, along, first, length))
         first = total(first, length)

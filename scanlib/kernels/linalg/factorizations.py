@@ -18,16 +18,11 @@ from dataclasses import replace
 
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import BOOL, INT64, Type, Value, Writer
-from scanlib.kernels.linalg.matrices import Matrix, packed, shared, sized
+from scanlib.kernels.linalg.matrices import Matrix, copy, packed, shared, sized
 from scanlib.kernels.processor import register_bytes
+from scanlib.kernels.spans import walk
 
 NOT_FINITE, SINGULAR = 1, 2  # what `inverse` returns; zero if all is well
-
-
-@shared
-def _copy(w: Writer, a: Matrix, out: Matrix) -> None:
-    with w.loop(0, out.rows) as i, w.loop(0, out.columns) as j:
-        out.store(w, i, j, a.load(w, i, j))
 
 
 @shared
@@ -110,12 +105,11 @@ def _write_pieces(
 ) -> None:
     """Write loops over some numbers, several vectors, one vector, and one number at a time."""
     lanes = register_bytes() // Type(dtype).itemsize
-    for count, kind in ((4, Type(dtype, lanes)), (1, Type(dtype, lanes)), (1, Type(dtype))):
-        size = count * kind.lanes
-        end = start + ((stop - start) & -size) if size > 1 else stop
-        with w.loop(start, end, size) as j:
-            write(j, kind, count)
-        start = end
+
+    def piece(j: Value, count: int) -> None:
+        write(j, Type(dtype, min(count, lanes)), max(count // lanes, 1))
+
+    walk(w, start, stop, [4 * lanes, lanes], piece)
 
 
 @shared
@@ -152,7 +146,7 @@ def solve_triangular(
     w: Writer, a: Matrix, b: Matrix, out: Matrix, lower: Value, unit: Value
 ) -> None:
     """Write the solution of ``A X = B``; with `unit`, the diagonal of `A` is taken for ones."""
-    _copy(w, b, out)
+    copy(w, b, out)
     (done,) = _substitute(w, a, lower, unit, out)
     _write_nan_unless(w, done, out)
 
@@ -160,7 +154,7 @@ def solve_triangular(
 @shared
 def solve_cholesky(w: Writer, upper: Matrix, b: Matrix, out: Matrix) -> None:
     """Write the solution with a matrix that is given by Cholesky's upper factor."""
-    _copy(w, b, out)
+    copy(w, b, out)
     _write_nan_unless(w, _write_both(w, upper, out), out)
 
 
@@ -176,7 +170,7 @@ def solve_positive(w: Writer, a: Matrix, b: Matrix, out: Matrix, spare: Value) -
     """Write the solution with a positive definite matrix, of which the upper triangle is read."""
     upper = packed(spare, out.dtype, out.rows, out.rows)
     (done,) = _factor(w, a, upper)
-    _copy(w, b, out)
+    copy(w, b, out)
     with w.when(done):
         _write_both(w, upper, out)
     _write_nan_unless(w, done, out)
@@ -237,9 +231,9 @@ def _write_exchange(w: Writer, kind: Type, x: Value, y: Value, count: Value) -> 
 
 def _copy_to_spare(w: Writer, a: Matrix, spare: Value) -> tuple[Matrix, Value]:
     """Write a copy of a square matrix; return it, and the place of pivots behind it."""
-    copy = packed(spare, a.dtype, a.rows, a.rows)
-    _copy(w, a, copy)
-    return copy, copy.row(w, a.rows)
+    own = packed(spare, a.dtype, a.rows, a.rows)
+    copy(w, a, own)
+    return own, own.row(w, a.rows)
 
 
 @shared
@@ -260,16 +254,16 @@ def _solve_in_place(w: Writer, f: Matrix, pivots: Value, x: Matrix) -> Value:
 @shared
 def solve(w: Writer, a: Matrix, b: Matrix, out: Matrix, spare: Value) -> None:
     """Write the solution with any square matrix."""
-    copy, pivots = _copy_to_spare(w, a, spare)
-    _copy(w, b, out)
-    (done,) = _solve_in_place(w, copy, pivots, out)
+    own, pivots = _copy_to_spare(w, a, spare)
+    copy(w, b, out)
+    (done,) = _solve_in_place(w, own, pivots, out)
     _write_nan_unless(w, done, out)
 
 
 @shared
 def inverse(w: Writer, a: Matrix, out: Matrix, spare: Value) -> Value:
     """Write the inverse of a matrix; return zero, `NOT_FINITE` or `SINGULAR`."""
-    copy, pivots = _copy_to_spare(w, a, spare)
+    own, pivots = _copy_to_spare(w, a, spare)
     kind, n = out.type, out.rows
     code, limit = w.local(0, INT64), w.constant(float("inf"), kind)
     with w.loop(0, n * n) as i:
@@ -279,7 +273,7 @@ def inverse(w: Writer, a: Matrix, out: Matrix, spare: Value) -> Value:
         _fill(w, out, w.constant(0, kind))
         with w.loop(0, n) as i:
             out.store(w, i, i, w.constant(1, kind))
-        (done,) = _solve_in_place(w, copy, pivots, out)
+        (done,) = _solve_in_place(w, own, pivots, out)
         w.assign(code, w.select(done, w.constant(0, INT64), SINGULAR))
     return w.copy(code)
 
@@ -297,7 +291,7 @@ def triangular_factor(w: Writer, a: Matrix, out: Matrix, spare: Value) -> None:
     """
     (n, m), kind = sized(w, a.rows, a.columns), a.type
     turned = packed(spare, a.dtype, m, n)
-    _copy(w, a.turned, turned)
+    copy(w, a.turned, turned)
     zero, one = w.constant(0.0, kind), w.constant(1.0, kind)
     with w.loop(0, w.select(n < m, n, m)) as i:
         mine = turned.row(w, i)
@@ -333,12 +327,12 @@ def determinant(w: Writer, a: Matrix, spare: Value) -> tuple[Value, ...]:
 
     It is the product of the pivots, whose sign each exchange of rows turns.
     """
-    copy, pivots = _copy_to_spare(w, a, spare)
-    _eliminate(w, copy, pivots)
+    factors, pivots = _copy_to_spare(w, a, spare)
+    _eliminate(w, factors, pivots)
     one, zero = w.constant(1.0, a.type), w.constant(0.0, a.type)
     whole, sign, size = w.local(one), w.local(one), w.local(zero)
     with w.loop(0, a.rows) as k:
-        pivot = copy.load(w, k, k)
+        pivot = factors.load(w, k, k)
         is_exchanged = w.load(Type("int32"), pivots, k * 4).differs(w.cast(k, "int32"))
         turned = w.select(is_exchanged, -pivot, pivot)
         w.assign(whole, w.copy(whole) * turned)

@@ -149,6 +149,13 @@ def shared(write: Callable[..., Any]) -> Callable[..., tuple[Value, ...]]:
     return call
 
 
+@shared
+def copy(w: Writer, a: Matrix, out: Matrix) -> None:
+    """Write the items of a matrix into another one."""
+    with w.loop(0, out.rows) as i, w.loop(0, out.columns) as j:
+        out.store(w, i, j, a.load(w, i, j))
+
+
 def sized(w: Writer, *sizes: Size) -> list[Value]:
     """Return sizes as values."""
     return [w.as_value(size, INT64) for size in sizes]

@@ -44,7 +44,7 @@ from scanlib.kernels.linalg.blas_calls import Library, call_library, layout, rou
 from scanlib.kernels.linalg.matrices import Matrix, all_known, known, shared, sized
 from scanlib.kernels.linalg.semiring_products import SmallVectors, less
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.scalars import NoKernelError, Number, Pair, added, parts_of
+from scanlib.kernels.scalars import NoKernelError, Number, Pair, added, parts_of, real
 from scanlib.kernels.spans import load_number, store_number, sum_of_lanes
 
 TINIEST = 4  # rows and columns of products that are unrolled
@@ -229,9 +229,7 @@ def _terms(w: Writer, x: Number, y: Number, dtype: str) -> list[list[tuple[Value
     """Return, for each part of a product, the factors of its terms."""
     if isinstance(x, Pair) and isinstance(y, Pair):
         return [[(x.real, y.real), (-x.imag, y.imag)], [(x.real, y.imag), (x.imag, y.real)]]
-    assert isinstance(x, Value)
-    assert isinstance(y, Value)
-    return [[(w.cast(x, dtype), w.cast(y, dtype))]]
+    return [[(w.cast(real(x), dtype), w.cast(real(y), dtype))]]
 
 
 @shared

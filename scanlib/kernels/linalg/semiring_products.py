@@ -55,14 +55,6 @@ def less(w: Writer, x: Value, y: Value) -> Value:
     return w.select(x < y, x, y)
 
 
-def plainly(w: Writer, index: Value) -> Value:
-    """Return the index of a loop that compilers are to leave as it is.
-
-    Loops that run seldom, or over few items, are no faster in vectors and take long to compile.
-    """
-    return w.apply("opaque", index)
-
-
 def largest_lane(w: Writer, value: Value) -> Value:
     """Return the largest number of all lanes; NaN may be overlooked."""
     return over_lanes(w, value, lambda low, high: w.select(low > high, low, high))

@@ -7,6 +7,7 @@ Of several lanes, and of whole kernels, LLVM knows alone. To be compiled with ``
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import singledispatchmethod
 from typing import Any
 
@@ -34,6 +35,33 @@ static inline float scanlib_fmaf(float x, float y, float z) { return x * y + z; 
 #endif"""
 
 
+class Source:
+    """Collects lines of C++."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self.lines: list[str] = []
+        self.depth = depth
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " * self.depth + text)
+
+    @contextmanager
+    def block(self, head: str, end: str = "}") -> Iterator[None]:
+        """Put what follows into braces after `head`."""
+        self.line(f"{head} {{")
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self.line(end)
+
+    def struct(self, name: str) -> AbstractContextManager[None]:
+        """Put what follows into a struct."""
+        return self.block(f"struct {name}", "};")
+
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+
 def item_text(dtype: str) -> str:
     """Return the C type of a number."""
     if dtype == "bool":
@@ -45,7 +73,7 @@ def literal(value: Any, dtype: str) -> str:
     """Return a number, to the last bit."""
     if dtype == "bool":
         return "1" if value else "0"
-    if dtype not in ("float32", "float64"):
+    if dtype not in ir.FLOATS:
         if int(value) == -(2**63):
             return "(int64_t)(-9223372036854775807LL - 1)"
         return f"({item_text(dtype)}){int(value)}{'ULL' if dtype == 'uint64' else 'LL'}"
@@ -89,7 +117,7 @@ def _function(function: ir.Function, declared: str) -> Iterator[str]:
         texts = ["results"]
     given = ", ".join(f"{type_text(v.type)} {v.name}" for v in function.parameters)
     yield f"{declared} {result} {function.name}({given}) {{"
-    yield from body.lines
+    yield from body.source.lines
     yield from (f"  return {text};" for text in texts)
     yield "}"
 
@@ -98,8 +126,8 @@ class _Body:
     """The statements of one function."""
 
     def __init__(self, block: ir.Block) -> None:
-        self.lines: list[str] = []
-        self.depth = 1
+        self.source = Source(depth=1)
+        self.line = self.source.line
         seen: set[ir.Value] = set()
         for statement in ir.walk(block):
             if isinstance(statement, ir.Assign) and statement.local not in seen:
@@ -109,19 +137,13 @@ class _Body:
 
     # Text
 
-    def line(self, text: str) -> None:
-        self.lines.append("  " * self.depth + text)
-
     def block(self, block: ir.Block) -> None:
         for statement in block.statements:
             self.write(statement)
 
     def braced(self, head: str, block: ir.Block) -> None:
-        self.line(f"{head} {{")
-        self.depth += 1
-        self.block(block)
-        self.depth -= 1
-        self.line("}")
+        with self.source.block(head):
+            self.block(block)
 
     def read(self, value: ir.Value) -> str:
         """Return the text of an operand."""
@@ -218,13 +240,10 @@ class _Body:
 
     @write.register
     def _(self, statement: ir.While) -> None:
-        self.line("for (;;) {")
-        self.depth += 1
-        self.block(statement.before)
-        self.line(f"if (!{self.read(statement.condition)}) break;")
-        self.block(statement.body)
-        self.depth -= 1
-        self.line("}")
+        with self.source.block("for (;;)"):
+            self.block(statement.before)
+            self.line(f"if (!{self.read(statement.condition)}) break;")
+            self.block(statement.body)
 
     @write.register
     def _(self, statement: ir.If) -> None:

@@ -115,10 +115,9 @@ def _outer_loop(loop: Loop, cut: Cut) -> Loop:
             length = pt.lscalar()
             outer.non_sequences.append(NonSequence(cut.length, length))
     for state in loop.states:
-        tap_type = next(iter(state.taps.values())).type
         # No size for several rows: asserting it would stand in the way of rewrites.
         kept = 1 if state.depth == 1 else None
-        start = TensorType(tap_type.dtype, shape=(kept, *tap_type.shape))()
+        start = TensorType(state.type.dtype, shape=(kept, *state.type.shape))()
         rows = pt.expand_dims(state.initial, 0)
         outer.states.append(State(rows, {-1: start}, start, name=state.name))
     for carry in loop.carries:
@@ -258,7 +257,7 @@ def checkpointed_pullback(
     made = [
         finish(outer, value, _if_null(value), reaches)
         for outer, value, reaches in zip(
-            inputs, op.signature.join_inputs(total), reachable(op, given), strict=True
+            inputs, op.signature.join_inputs(total), reachable(op, cotangents), strict=True
         )
     ]
     return substitute(made, dict(zip(own, inputs, strict=True)))
@@ -269,7 +268,7 @@ def _pulled_back(
 ) -> dict[Variable, Variable]:
     """Return the cotangents of what a nest reads, from those of its results."""
     wrt = [piece for pieces in nest.sequences for piece in pieces]
-    wrt += [state.initial for state in loop.states] + [carry.initial for carry in loop.carries]
+    wrt += [part.initial for part in loop.recurrent]
     wrt = [v for v in wrt if is_differentiable(v)]
     wrt += [part.outer for part in loop.non_sequences if is_numeric(part.outer)]
     if not known or not wrt:
@@ -281,8 +280,8 @@ def _pulled_back(
         found = _gradients(known, [*wrt, *starts], starts)
         owed = {v: found.pop(v) for v in starts if v in found}
         back = _gradients({v: g for v, g in owed.items() if not is_null(g)}, wrt)
-        firsts = [s.initial for s in loop.states] + [c.initial for c in loop.carries]
-        lost = {first: owed.get(v) for first, v in zip(firsts, nest.starts, strict=False)}
+        pairs = zip(loop.recurrent, nest.starts, strict=False)
+        lost = {part.initial: owed.get(v) for part, v in pairs}
         total = {v: total_of([found.get(v), back.get(v), _if_null(lost.get(v))]) for v in wrt}
         found = {v: g for v, g in total.items() if g is not None}
     return found

@@ -16,10 +16,11 @@ from pytensor.gradient import DisconnectedType, NullType
 from pytensor.graph.basic import Constant, Variable
 from pytensor.scalar.basic import Add, Second
 from pytensor.tensor.basic import Alloc
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
 
 from scanlib.lengths.numbers import constant_index
+from scanlib.ops.graph import applies
 from scanlib.ops.recursion import taken_apart
 
 
@@ -102,11 +103,9 @@ def terms_of(variable: Variable) -> list[Variable]:
     """Return the terms of a sum."""
 
     def parts(term: Variable) -> Sequence[Variable] | None:
-        node = term.owner
-        if node is None or not isinstance(node.op, Elemwise):
-            return None
-        whole = [inp.type.broadcastable == term.type.broadcastable for inp in node.inputs]
-        return node.inputs if isinstance(node.op.scalar_op, Add) and all(whole) else None
+        inputs = term.owner.inputs if applies(term.owner, Add) else []
+        whole = [inp.type.broadcastable == term.type.broadcastable for inp in inputs]
+        return inputs if inputs and all(whole) else None
 
     return taken_apart(variable, parts)
 
@@ -150,7 +149,7 @@ def is_zeros(variable: Variable) -> bool:
     node = variable.owner
     if node is None:
         return False
-    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Second):
+    if applies(node, Second):
         return _is_zeros_value(node.inputs[1])
     if isinstance(node.op, Alloc):
         return _is_zeros_value(node.inputs[0])

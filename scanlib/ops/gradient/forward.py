@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.ops.graph import depends_on, is_numeric, is_tensor
-from scanlib.ops.loop import Loop, Output, Results, State
+from scanlib.ops.loop import Carry, Loop, Output, State, past_rows
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
 
 
@@ -23,30 +25,30 @@ class ForwardValues:
     The steps walked are all that ran, or the last `truncate_gradient` of them.
     """
 
-    def __init__(self, loop: Loop, results: Results) -> None:
+    def __init__(self, loop: Loop, histories: Sequence[Variable], rows: Sequence[Variable]) -> None:
         self.loop = loop
-        self.results = results
-        self.stored_carries: dict[int, int] = {}
-        self.stored_cuts: dict[Variable, int] = {}
+        # Of states, carries, outputs and values of a step: the history, or the rows.
+        self.stored: dict[Any, Variable] = dict(zip(loop.states, histories, strict=True))
+        self.stored |= zip(loop.outputs, rows, strict=True)
 
-    def store(self, carries: list[int], cuts: dict[Variable, Variable]) -> None:
+    def store(self, carries: list[Carry], cuts: dict[Variable, Variable]) -> None:
         """Run the loop once more, with these carries and body values stored over time.
 
         `cuts` maps each value that the backward loop reads to what computes it in a step.
         """
         loop = self.loop
-        states = [replace(state, taps=dict(state.taps), untraced=False) for state in loop.states]
-        for i in carries:
-            carry = loop.carries[i]
-            self.stored_carries[i] = len(states)
+        states: dict[Any, State] = {
+            state: replace(state, taps=dict(state.taps), untraced=False) for state in loop.states
+        }
+        for carry in carries:
             initial = pt.expand_dims(carry.initial, 0)
-            states.append(State(initial, {-1: carry.value}, carry.next, name=carry.name))
-        outputs = list(loop.outputs)
-        for cut, value in cuts.items():
-            self.stored_cuts[cut] = len(outputs)
-            outputs.append(Output(value))
-        rest = [carry for i, carry in enumerate(loop.carries) if i not in carries]
-        self.results = replace(loop, states=states, carries=rest, outputs=outputs).apply()
+            states[carry] = State(initial, carry.taps, carry.next, name=carry.name)
+        outputs: dict[Any, Output] = dict(zip(loop.outputs, loop.outputs, strict=True))
+        outputs |= {cut: Output(value) for cut, value in cuts.items()}
+        rest = [carry for carry in loop.carries if carry not in states]
+        again = replace(loop, states=[*states.values()], carries=rest, outputs=[*outputs.values()])
+        results = again.results()
+        self.stored = {key: results[part] for key, part in (states | outputs).items()}
 
     # The steps
 
@@ -54,13 +56,18 @@ class ForwardValues:
     def truncated(self) -> bool:
         return self.loop.truncate_gradient >= 0
 
+    def steps_that_ran(self) -> tuple[Variable, int]:
+        """Return rows of all steps that ran, and how many rows stand before them."""
+        first, *_ = self.stored
+        rows = [key for key in self.stored if not isinstance(key, State | Carry)]
+        return (self.stored[rows[0]], 0) if rows else (self.stored[first], first.depth)
+
     def length(self) -> Variable:
         """Return the number of steps that ran."""
         if self.loop.stop is None:
             return self.loop.length()
-        if self.results.outputs:
-            return self.results.outputs[0].shape[0]
-        return self.results.histories[0].shape[0] - self._depth(0)
+        rows, before = self.steps_that_ran()
+        return rows.shape[0] - before if before else rows.shape[0]
 
     def walked(self) -> Variable:
         """Return the number of steps that the backward loop walks."""
@@ -92,35 +99,20 @@ class ForwardValues:
             rows = rows[self.unread() :] if self.loop.reverse else rows[: self.length()]
         return self.walk(rows)
 
-    def tap(self, state: int, offset: int) -> Variable:
-        """Return a state's tap; offset 0 is the next state."""
-        before = self._depth(state) + offset  # rows between the tap's row 0 and the end it is on
-        first, last = (-offset, before) if self.loop.reverse else (before, -offset)
-        return self.walk(self.results.histories[state][first or None : -last if last else None])
+    def tap(self, part: State | Carry, offset: int) -> Variable:
+        """Return a tap of a state or of a stored carry; offset 0 is the next value."""
+        return self.walk(past_rows(self.stored[part], part.depth, -offset, self.loop.reverse))
 
-    def carry(self, i: int) -> Variable:
-        """Return the value a stored carry had before each step."""
-        return self.tap(self.stored_carries[i], -1)
-
-    def cut(self, value: Variable) -> Variable:
-        """Return a stored body value."""
-        return self.walk(self.results.outputs[self.stored_cuts[value]])
-
-    def output(self, i: int) -> Variable:
-        """Return a stacked output."""
-        return self.walk(self.results.outputs[i])
+    def rows(self, key: State | Output | Variable) -> Variable:
+        """Return what the steps computed: the next state, an output, or a stored value."""
+        return self.tap(key, 0) if isinstance(key, State) else self.walk(self.stored[key])
 
     def ran(self) -> list[Variable]:
         """Return masks of the walked steps, which tell a batch of loops who ran them."""
         if self.loop.stop is None:
             return [self.sequence(p.outer) for p in self.loop.sequences if is_mask(p.outer)]
-        from_first = not self.truncated and not self.loop.reverse
-        if self.results.outputs:
-            return [self.walk(RanSteps(0, from_first)(self.results.outputs[0]))]
-        return [self.walk(RanSteps(self._depth(0), from_first)(self.results.histories[0]))]
-
-    def _depth(self, state: int) -> int:
-        return self.results.node.op.signature.depths[state]
+        rows, before = self.steps_that_ran()
+        return [self.walk(RanSteps(before, not self.truncated and not self.loop.reverse)(rows))]
 
 
 def drawn_values(values: list[Variable], inputs: list[Variable]) -> list[Variable]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import pytensor.gradient as pg
@@ -16,7 +18,12 @@ from pytensor.tensor.type import TensorType
 
 from scanlib.ops.connection import connection_pattern
 from scanlib.ops.derivatives import Variables
-from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history, split_output
+from scanlib.ops.gradient.cotangents import (
+    HistoryCotangent,
+    split_history,
+    split_output,
+    total_of,
+)
 from scanlib.ops.gradient.forward import ForwardValues, drawn_values
 from scanlib.ops.gradient.step_pullback import (
     StepPullback,
@@ -26,12 +33,11 @@ from scanlib.ops.gradient.step_pullback import (
     is_usable,
 )
 from scanlib.ops.graph import conform, is_differentiable, is_tensor, row_type, zeros_like
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, State
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, Results, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.messages import loop_title
 from scanlib.ops.row_ops.ran_steps import is_mask
 from scanlib.ops.scan import Scan
-from scanlib.ops.signature import OuterOutputs
 
 
 def pullback(
@@ -44,30 +50,28 @@ def pullback(
 
 def pull_back(
     op: Scan,
-    inputs: Sequence[Variable],
+    inputs: Variables,
     results: Results,
-    cotangents: Sequence[Variable],
+    cotangents: Variables,
 ) -> list[Variable]:
     """Return the cotangents of a loop's inputs, reading forward values in `results`."""
     loop = Loop.from_op(op, list(inputs))
-    given = op.signature.split_outputs(cotangents)
+    given = dict(zip(loop.parts, cotangents, strict=True))
     # Where an integer is differentiated as well, integer results have cotangents, which are zero.
-    smooth = op.signature.split_outputs(
-        [
-            g if is_differentiable(value) else pg.disconnected_type()
-            for g, value in zip(cotangents, loop.body_outputs(), strict=False)
-        ]
-    )
+    smooth = {
+        part: g if is_differentiable(value) else pg.disconnected_type()
+        for (part, g), value in zip(given.items(), loop.body_outputs(), strict=False)
+    }
     step = StepPullback(loop)
-    step.activate(*({i for i, g in enumerate(group) if is_usable(g)} for group in smooth))
+    step.activate({part for part, g in smooth.items() if is_usable(g)})
     step.differentiate()
     if not op.recompute:
         step.read_stored_results()
-    forward = ForwardValues(loop, results)
+    forward = ForwardValues(loop, results.histories, results.outputs)
     _store_what_is_missing(forward, step)
     backward = _Backward(forward, step, smooth)
     backward.build()
-    return _Collector(op, inputs, given, backward).cotangents()
+    return _Collector(op, inputs, cotangents, backward).cotangents()
 
 
 def _store_what_is_missing(forward: ForwardValues, step: StepPullback) -> None:
@@ -75,7 +79,7 @@ def _store_what_is_missing(forward: ForwardValues, step: StepPullback) -> None:
     loop, values = forward.loop, step.values()
     cuts = drawn_values(values, [*loop.body_inputs(), *step.stored])
     needed = set(ancestors(values, blockers=cuts))
-    carries = [i for i, carry in enumerate(loop.carries) if carry.value in needed]
+    carries = [carry for carry in loop.carries if carry.value in needed]
     dropped = any(
         state.untraced and needed.intersection(state.taps.values()) for state in loop.states
     )
@@ -93,21 +97,20 @@ def _store_what_is_missing(forward: ForwardValues, step: StepPullback) -> None:
 class _Backward:
     """The loop that walks back, while it is put together.
 
-    The dictionaries map a part of the forward loop to the carry or output of the backward loop
-    that holds its cotangent; `owed` maps a state to the carries ``a_1 … a_K``.
+    The dictionaries map a part of the forward loop to what holds its cotangent in the backward
+    loop; `owed` maps a state to the carries ``a_1 … a_K``, a carry to its one.
     """
 
     forward: ForwardValues
     step: StepPullback
-    given: OuterOutputs
+    given: dict[Part, Variable]
     loop: Loop = field(default_factory=Loop)
-    results: Results | None = None
-    owed: dict[int, list[int]] = field(default_factory=dict)
-    carries: dict[int, int] = field(default_factory=dict)
-    sums: dict[int, int] = field(default_factory=dict)
-    rows: dict[int, int] = field(default_factory=dict)
-    histories: dict[int, HistoryCotangent] = field(default_factory=dict)
+    owed: dict[State | Carry, list[Carry]] = field(default_factory=dict)
+    sums: dict[NonSequence, Carry] = field(default_factory=dict)
+    rows: dict[SequencePart, Output] = field(default_factory=dict)
+    histories: dict[State, HistoryCotangent] = field(default_factory=dict)
     replacements: dict[Variable, Variable] = field(default_factory=dict)
+    results: dict[Part, Variable] = field(default_factory=dict)
 
     def build(self) -> None:
         source = self.forward.loop
@@ -118,10 +121,10 @@ class _Backward:
             function=source.function,
             recompute=source.recompute,
         )
-        for i, state in enumerate(source.states):
-            if is_usable(self.given.histories[i]):
-                cotangent = as_dtype(self.given.histories[i], state.initial)
-                self.histories[i] = split_history(cotangent, state.depth, source.reverse)
+        for state in source.states:
+            if is_usable(self.given[state]):
+                cotangent = as_dtype(self.given[state], state.initial)
+                self.histories[state] = split_history(cotangent, state.depth, source.reverse)
         self.add_entering_cotangents()
         self.add_owed()
         self.add_sums()
@@ -136,7 +139,7 @@ class _Backward:
             self.loop.n_steps = None
         for mask in masks:
             self.add_sequence(mask)
-        self.results = self.loop.apply()
+        self.results = self.loop.results()
 
     # Parts
 
@@ -158,32 +161,34 @@ class _Backward:
     # What enters from outside and from later steps
 
     def add_entering_cotangents(self) -> None:
-        source, step = self.forward.loop, self.step
-        for i, total in step.state_cotangents.items():
-            state = source.states[i]
-            entering = self.histories.get(i, HistoryCotangent())
-            zero = pt.zeros_like(state.initial[0])
-            first = zero if entering.last is None else entering.last
-            starts = [first] + [zero] * (state.depth - 1)
-            if entering.ends is not None:
-                ends = [entering.ends[state.depth - j] for j in range(1, state.depth + 1)]
-                starts = [a if b is zero else a + b for a, b in zip(ends, starts, strict=True)]
-            self.owed[i] = [len(self.loop.carries) + j for j in range(state.depth)]
-            added = [self.add_carry(start, total.type) for start in starts]
-            value = added[0].value
-            if entering.rows is not None:
-                value = value + self.add_sequence(self.forward.walk(entering.rows))
-            self.check_shape(state, value)
+        for part, total in self.step.cotangents.items():
+            if isinstance(part, Output):
+                value = self.output_cotangent(part, total)
+            elif isinstance(part, Carry):
+                final = self.given[part]
+                is_given = is_usable(final)
+                start = as_dtype(final, total) if is_given else pt.zeros_like(part.initial)
+                self.owed[part] = [self.add_carry(start, total.type)]
+                value = self.owed[part][0].value
+            else:
+                value = self.state_cotangent(part, total)
             self.replacements[total] = conform(value, total.type)
-        for i, total in step.carry_cotangents.items():
-            final = self.given.carries[i]
-            start = as_dtype(final, total) if is_usable(final) else None
-            if start is None:
-                start = pt.zeros_like(source.carries[i].initial)
-            self.carries[i] = len(self.loop.carries)
-            self.replacements[total] = self.add_carry(start, total.type).value
-        for i, total in step.output_cotangents.items():
-            self.replacements[total] = conform(self.output_cotangent(i, total), total.type)
+
+    def state_cotangent(self, state: State, total: Variable) -> Variable:
+        """Return what enters a backward step for a state, and add the carries of what is owed."""
+        entering = self.histories.get(state, HistoryCotangent())
+        zero = pt.zeros_like(state.initial[0])
+        first = zero if entering.last is None else entering.last
+        starts = [first] + [zero] * (state.depth - 1)
+        if entering.ends is not None:
+            ends = [entering.ends[state.depth - j] for j in range(1, state.depth + 1)]
+            starts = [a if b is zero else a + b for a, b in zip(ends, starts, strict=True)]
+        self.owed[state] = [self.add_carry(start, total.type) for start in starts]
+        value = self.owed[state][0].value
+        if entering.rows is not None:
+            value = value + self.add_sequence(self.forward.walk(entering.rows))
+        self.check_shape(state, value)
+        return value
 
     def check_shape(self, state: State, cotangent: Variable) -> None:
         """Raise if a state is read as larger than what its step returns."""
@@ -198,13 +203,13 @@ class _Backward:
                 f"initial value of known shape, as in pt.specify_shape(h0, {returned})"
             )
 
-    def output_cotangent(self, i: int, total: Variable) -> Variable:
+    def output_cotangent(self, output: Output, total: Variable) -> Variable:
         """Return what enters a backward step for an output.
 
         With `until`, a cotangent of the last row waits for the last step: in a batch of loops,
         that is the last one of each.
         """
-        source, cotangent = self.forward.loop, as_dtype(self.given.outputs[i], total)
+        source, cotangent = self.forward.loop, as_dtype(self.given[output], total)
         parts = HistoryCotangent(rows=cotangent)
         if source.stop is not None and not source.reverse:
             parts = split_output(cotangent)
@@ -221,67 +226,49 @@ class _Backward:
 
     def add_owed(self) -> None:
         """``a_j ← a_{j+1} + d_j`` for states; the plain cotangent for carries."""
-        source = self.forward.loop
-        for i, positions in self.owed.items():
-            later = [*positions[1:], None]
-            for j, (position, next_position) in enumerate(zip(positions, later, strict=True), 1):
-                carry = self.loop.carries[position]
-                own = self.gradient_of(source.states[i].taps.get(-j))
-                kept = None if next_position is None else self.loop.carries[next_position].value
-                parts = [part for part in (kept, own) if part is not None]
-                value = parts[0] if parts else pt.zeros_like(carry.value)
-                for part in parts[1:]:
-                    value = value + part
-                carry.next = conform(value, carry.value.type)
-        for i, position in self.carries.items():
-            carry = self.loop.carries[position]
-            own = self.gradient_of(source.carries[i].value)
-            carry.next = conform(
-                pt.zeros_like(carry.value) if own is None else own, carry.value.type
-            )
+        for part, carries in self.owed.items():
+            for j, (carry, later) in enumerate(zip_longest(carries, carries[1:]), 1):
+                own = self.gradient_of(part.taps.get(-j))
+                kept = None if later is None else later.value
+                value = total_of([kept, own])
+                value = pt.zeros_like(carry.value) if value is None else value
+                carry.next = conform(value, carry.type)
 
     def add_sums(self) -> None:
         """Sums over time for non-sequences, stacked rows for sequences."""
         source = self.forward.loop
-        for i, part in enumerate(source.non_sequences):
+        for part in source.non_sequences:
             own = self.gradient_of(part.inner)
             if own is not None:
-                self.sums[i] = len(self.loop.carries)
                 kind = cotangent_type(part.inner, own)
-                carry = self.add_carry(zeros_like(part.outer, kind.dtype), kind)
-                carry.next = conform(carry.value + own, carry.value.type)
-        for i, sequence in enumerate(source.sequences):
+                self.sums[part] = carry = self.add_carry(zeros_like(part.outer, kind.dtype), kind)
+                carry.next = conform(carry.value + own, carry.type)
+        for sequence in source.sequences:
             own = self.gradient_of(sequence.row)
             if own is not None:
-                self.rows[i] = len(self.loop.outputs)
-                self.loop.outputs.append(Output(conform(own, sequence.row.type)))
+                self.rows[sequence] = Output(conform(own, sequence.row.type))
+        self.loop.outputs += self.rows.values()
 
     # What a backward step reads of the forward loop
 
     def add_forward_values(self) -> None:
         forward, source = self.forward, self.forward.loop
-        cuts = list(forward.stored_cuts)
+        cuts = [key for key in forward.stored if isinstance(key, Variable)]
         needed = set(ancestors(self.step.values(), blockers=cuts))
 
-        def read(inner: Variable, rows: Variable) -> None:
-            self.replacements[inner] = conform(self.add_sequence(rows), inner.type)
+        def read(inner: Variable, rows: Callable[[], Variable]) -> None:
+            if inner in needed:
+                self.replacements[inner] = conform(self.add_sequence(rows()), inner.type)
 
         for sequence in source.sequences:
-            if sequence.row in needed:
-                read(sequence.row, forward.sequence(sequence.outer))
-        for i, state in enumerate(source.states):
-            for offset, tap in state.taps.items():
-                if tap in needed:
-                    read(tap, forward.tap(i, offset))
-        for i in forward.stored_carries:
-            if source.carries[i].value in needed:
-                read(source.carries[i].value, forward.carry(i))
-        for placeholder, (kind, i) in self.step.stored.items():
-            if placeholder in needed:
-                read(placeholder, forward.tap(i, 0) if kind == "state" else forward.output(i))
+            read(sequence.row, partial(forward.sequence, sequence.outer))
+        for recurrent in source.recurrent:
+            for offset, tap in recurrent.taps.items():
+                read(tap, partial(forward.tap, recurrent, offset))
+        for placeholder, stored in self.step.stored.items():
+            read(placeholder, partial(forward.rows, stored))
         for cut in cuts:
-            if cut in needed:
-                read(cut, forward.cut(cut))
+            read(cut, partial(forward.rows, cut))
         for part in source.non_sequences:
             if part.inner in needed:
                 inner = part.inner.type()
@@ -312,9 +299,9 @@ def finish(
     return pt.zeros_like(outer, dtype=dtype)
 
 
-def reachable(op: Scan, given: OuterOutputs) -> list[bool]:
+def reachable(op: Scan, given: Variables) -> list[bool]:
     """Return, for each input, whether it reaches an output whose cotangent is connected."""
-    connected = [is_connected(g) for group in given for g in group]
+    connected = [is_connected(g) for g in given]
     return [
         any(reaches and live for reaches, live in zip(row, connected, strict=True))
         for row in connection_pattern(op)
@@ -326,21 +313,27 @@ class _Collector:
     """From the backward loop's results to one cotangent per input of the forward loop."""
 
     op: Scan
-    inputs: Sequence[Variable]
-    given: OuterOutputs
+    inputs: Variables
+    given: Variables
     backward: _Backward
 
     def cotangents(self) -> list[Variable]:
-        groups = self.op.signature.split_inputs(list(self.inputs))
+        backward, loop = self.backward, self.backward.forward.loop
+        sums = [backward.sums.get(part) for part in loop.non_sequences]
         found: list[Variable | None] = [None] * int(self.op.signature.has_n_steps)
-        found += [self.sequence(i, outer) for i, outer in enumerate(groups.sequences)]
-        found += [self.initial(i) for i in range(len(groups.initials))]
-        found += [self.carry(self.backward.carries.get(i)) for i in range(len(groups.carries))]
-        found += [self.carry(self.backward.sums.get(i)) for i in range(len(groups.non_sequences))]
+        found += [self.sequence(part) for part in loop.sequences]
+        found += [self.initial(state) for state in loop.states]
+        found += [self.owed(carry)[0] for carry in loop.carries]
+        found += [None if part is None else backward.results.get(part) for part in sums]
         undefined = self.undefined()
         reached = reachable(self.op, self.given)
         rows = zip(self.inputs, found, undefined, reached, strict=True)
         return [finish(*row) for row in rows]
+
+    def owed(self, part: State | Carry) -> list[Variable | None]:
+        """Return what steps owe to a part, the step before the first one first."""
+        carries = self.backward.owed.get(part, [])
+        return [self.backward.results.get(carry) for carry in carries] or [None]
 
     def undefined(self) -> list[Variable | None]:
         """Return, for each input, the undefined gradient it gets, if it does.
@@ -355,7 +348,7 @@ class _Collector:
             values = (results.get(variable) for variable in inner)
             return next((v for v in values if v is not None and is_null(v)), None)
 
-        spread = [g if is_null(g) else None for group in self.given for g in group]
+        spread = [g if is_null(g) else None for g in self.given]
         own = [None] * int(self.op.signature.has_n_steps)
         own += [null(part.row) for part in loop.sequences]
         own += [null(*state.taps.values()) for state in loop.states]
@@ -366,35 +359,28 @@ class _Collector:
             for value, row in zip(own, connection_pattern(self.op), strict=True)
         ]
 
-    def carry(self, position: int | None) -> Variable | None:
-        if position is None or self.backward.results is None:
-            return None
-        return self.backward.results.carries[position]
-
-    def sequence(self, i: int, outer: Variable) -> Variable | None:
+    def sequence(self, part: SequencePart) -> Variable | None:
         """Return a sequence's cotangent, with zeros where no backward step wrote."""
-        position = self.backward.rows.get(i)
-        if position is None or self.backward.results is None:
+        output = self.backward.rows.get(part)
+        if output is None:
             return None
-        rows = self.backward.results.outputs[position]
+        rows = self.backward.results[output]
         forward = self.backward.forward
         if forward.loop.stop is None and not forward.truncated:
             return rows
         first: Any = forward.first_walked()
         if forward.loop.reverse and forward.loop.stop is not None:
             first = forward.unread()
-        zeros = pt.zeros_like(outer)
+        zeros = pt.zeros_like(part.outer)
         return pt.set_subtensor(zeros[first : first + rows.shape[0]], rows)
 
-    def initial(self, i: int) -> Variable | None:
+    def initial(self, state: State) -> Variable | None:
         """Return the cotangent of a state's initial rows: its own, and what steps owe them."""
         forward = self.backward.forward
-        state = forward.loop.states[i]
-        entering = self.backward.histories.get(i, HistoryCotangent())
-        positions = self.backward.owed.get(i)
-        if positions is None or self.backward.results is None:
+        entering = self.backward.histories.get(state, HistoryCotangent())
+        rows = [pt.expand_dims(row, 0) for row in self.owed(state) if row is not None]
+        if not rows:
             return entering.initial
-        rows = [pt.expand_dims(self.backward.results.carries[j], 0) for j in positions]
         if not forward.loop.reverse:
             rows = rows[::-1]
         owed = rows[0] if len(rows) == 1 else pt.concatenate(rows)

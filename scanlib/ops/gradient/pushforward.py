@@ -15,7 +15,6 @@ from pytensor.tensor.random.type import RandomType
 from scanlib.ops.connection import connection_pattern
 from scanlib.ops.derivatives import Variables
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.gradient.forward import ForwardValues
 from scanlib.ops.gradient.step_pullback import (
     as_dtype,
     cotangent_type,
@@ -24,7 +23,7 @@ from scanlib.ops.gradient.step_pullback import (
     with_single_choices,
 )
 from scanlib.ops.graph import conform, is_differentiable, is_numeric, row_type, substitute
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Results, State
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, Results, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
@@ -42,47 +41,49 @@ def pushforward_at(
 ) -> list[Variable]:
     """Return the tangents of a loop's outputs, reading the values of its states in `results`."""
     loop = Loop.from_op(op, list(inputs))
-    return _Forward(op, loop, list(tangents), values=ForwardValues(loop, results)).tangents()
+    return _Forward(op, loop, list(tangents), known=results.histories).tangents()
 
 
 @dataclass
 class _Forward:
     """The loop over pairs, while it is put together.
 
-    `pairs` holds each body variable with the one that carries its tangent. With `values`, where
-    the states' values are found, the loop is one over tangents alone.
+    `pairs` holds each body variable with the one that carries its tangent. With `known`, the
+    histories of the states, the loop is one over tangents alone.
     """
 
     op: Scan
     loop: Loop
     given: list[Variable]
     pairs: list[tuple[Variable, Variable]] = field(default_factory=list)
-    values: ForwardValues | None = None
+    known: list[Variable] | None = None
 
     def tangents(self) -> list[Variable]:
-        live_states, live_carries = _live_tangents(self.op, self.given)
-        given = self.op.signature.split_inputs(self.given)
-        loop = self.loop
+        loop, given = self.loop, self.op.signature.split_inputs(self.given)
         self.add_inputs(given)
-        states = [self.state(loop.states[i], given.initials[i]) for i in live_states]
-        carries = [self.carry(loop.carries[i], given.carries[i]) for i in live_carries]
-        stacked = [i for i, out in enumerate(loop.outputs) if is_differentiable(out.value)]
-        outputs = self.step(states, carries, stacked)
-        if self.values is not None:
-            self.read_states(self.values)
-        n_states, n_carries, n_outputs = len(loop.states), len(loop.carries), len(loop.outputs)
-        loop.states += states
-        loop.carries += carries
-        loop.outputs += outputs
-        results = loop.apply()
-        histories = dict(zip(live_states, results.histories[n_states:], strict=True))
-        n_states = len(given.initials)
-        finals = dict(zip(live_carries, results.carries[n_carries:], strict=True))
-        rows = dict(zip(stacked, results.outputs[n_outputs:], strict=True))
+        computed = dict(zip(loop.parts, loop.body_outputs(), strict=False))
+        starts = dict(zip(loop.recurrent, [*given.initials, *given.carries], strict=True))
+        moved: dict[Part, Part] = {
+            part: self.tangent_of(part, starts[part])
+            for part in _live_parts(self.op, loop, self.given)
+        }
+        moved |= {out: Output(out.value) for out in loop.outputs if is_differentiable(out.value)}
+        tangents = step_tangents([computed[part] for part in moved], self.pairs)
+        for part, tangent in zip(moved.values(), tangents, strict=True):
+            value = conform(tangent, part.type)
+            if isinstance(part, Output):
+                part.value = value
+            else:
+                part.next = value
+        if self.known is not None:
+            loop.sequences += loop.rows_of_taps(self.known)
+            loop.states = []
+        loop.states += [part for part in moved.values() if isinstance(part, State)]
+        loop.carries += [part for part in moved.values() if isinstance(part, Carry)]
+        loop.outputs += [part for part in moved.values() if isinstance(part, Output)]
+        results = loop.results()
         return [
-            *(histories.get(i, pg.disconnected_type()) for i in range(n_states)),
-            *(finals.get(i, pg.disconnected_type()) for i in range(n_carries)),
-            *(rows.get(i, pg.disconnected_type()) for i in range(n_outputs)),
+            results[moved[part]] if part in moved else pg.disconnected_type() for part in computed
         ]
 
     def add_inputs(self, given: OuterInputs) -> None:
@@ -101,37 +102,16 @@ class _Forward:
                 self.loop.non_sequences.append(NonSequence(tangent, inner))
                 self.pairs.append((whole.inner, inner))
 
-    def state(self, state: State, tangent: Variable) -> State:
-        tap_type = next(iter(state.taps.values())).type
-        taps = {offset: tap_type() for offset in state.taps}
-        self.pairs.extend((state.taps[offset], taps[offset]) for offset in taps)
-        return State(_start(tangent, state.initial), taps, state.next)
-
-    def carry(self, carry: Carry, tangent: Variable) -> Carry:
-        value = carry.value.type()
-        self.pairs.append((carry.value, value))
-        return Carry(conform(_start(tangent, carry.initial), value.type), value, carry.next)
-
-    def read_states(self, values: ForwardValues) -> None:
-        """Have the steps read the values of states, and not compute them."""
-        loop = self.loop
-        loop.sequences += [
-            SequencePart(values.tap(i, offset), tap)
-            for i, state in enumerate(loop.states)
-            for offset, tap in state.taps.items()
-        ]
-        loop.states = []
-
-    def step(self, states: list[State], carries: list[Carry], stacked: list[int]) -> list[Output]:
-        """Set the next tangents of states and carries, and return those of the outputs."""
-        values = [self.loop.outputs[i].value for i in stacked]
-        targets = [*(part.next for part in states), *(part.next for part in carries), *values]
-        moved = iter(step_tangents(targets, self.pairs))
-        for state in states:
-            state.next = conform(next(moved), next(iter(state.taps.values())).type)
-        for carry in carries:
-            carry.next = conform(next(moved), carry.value.type)
-        return [Output(conform(tangent, v.type)) for tangent, v in zip(moved, values, strict=True)]
+    def tangent_of(self, part: State | Carry, tangent: Variable) -> State | Carry:
+        """Return the state or carry of a tangent, whose next value is not known yet."""
+        taps = {offset: part.type() for offset in part.taps}
+        self.pairs += zip(part.taps.values(), taps.values(), strict=True)
+        start = pt.zeros_like(part.initial)
+        if is_connected(tangent):
+            start = as_dtype(tangent, part.initial)
+        if isinstance(part, State):
+            return State(start, taps, part.next)
+        return Carry(conform(start, part.type), taps[-1], part.next)
 
 
 def _moves(value: Variable, tangent: Variable) -> bool:
@@ -141,27 +121,16 @@ def _moves(value: Variable, tangent: Variable) -> bool:
     return is_differentiable(value) or not is_zeros(tangent)
 
 
-def _start(tangent: Variable, initial: Variable) -> Variable:
-    return as_dtype(tangent, initial) if is_connected(tangent) else pt.zeros_like(initial)
-
-
-def _live_tangents(op: Scan, given: list[Variable]) -> tuple[list[int], list[int]]:
+def _live_parts(op: Scan, loop: Loop, given: list[Variable]) -> list[State | Carry]:
     """Return the states and carries that some connected tangent reaches."""
-    signature = op.signature
-    reach = [False] * (signature.n_states + signature.n_carries)
-    for tangent, row in zip(given, connection_pattern(op), strict=True):
-        if is_connected(tangent):
-            reach = [a or b for a, b in zip(reach, row[: len(reach)], strict=True)]
-    inner = signature.split_body_inputs(op.body.inputs)
-    states = [
-        i for i in range(signature.n_states) if reach[i] and is_differentiable(inner.taps[i][0])
+    rows = [
+        row
+        for tangent, row in zip(given, connection_pattern(op), strict=True)
+        if is_connected(tangent)
     ]
-    carries = [
-        i
-        for i in range(signature.n_carries)
-        if reach[signature.n_states + i] and is_differentiable(inner.carries[i])
-    ]
-    return states, carries
+    reached = [any(column) for column in zip(*rows, strict=True)]
+    pairs = zip(loop.recurrent, reached, strict=False)
+    return [part for part, is_live in pairs if is_live and is_differentiable(part.tap(-part.depth))]
 
 
 def _draws(node: Apply) -> bool:

@@ -18,7 +18,7 @@ from pytensor.graph.traversal import toposort
 from scanlib._compat import IfElse
 from scanlib.ops.connection import reached_by
 from scanlib.ops.graph import conform, is_differentiable, is_tensor, merge_equal, substitute
-from scanlib.ops.loop import Loop
+from scanlib.ops.loop import Loop, Output, Part, State
 from scanlib.ops.recursion import room_for_calls
 
 
@@ -53,57 +53,41 @@ class StepPullback:
     """The transposed Jacobian of one step, as expressions over body variables."""
 
     loop: Loop
-    state_cotangents: dict[int, Variable] = field(default_factory=dict)
-    carry_cotangents: dict[int, Variable] = field(default_factory=dict)
-    output_cotangents: dict[int, Variable] = field(default_factory=dict)
+    cotangents: dict[Part, Variable] = field(default_factory=dict)
     results: dict[Variable, Variable] = field(default_factory=dict)
-    stored: dict[Variable, tuple[str, int]] = field(default_factory=dict)
+    stored: dict[Variable, Part] = field(default_factory=dict)
 
-    def activate(self, states: set[int], carries: set[int], outputs: set[int]) -> None:
-        """Mark the results whose cotangents are not zero, and all that follow from them."""
+    def __post_init__(self) -> None:
+        self.computed = dict(zip(self.loop.parts, self.loop.body_outputs(), strict=False))
+
+    def activate(self, active: set[Part]) -> None:
+        """Give cotangents to parts where these are not zero, and to all that follow from them."""
         loop = self.loop
-        reached = True
         wrt = [inp for inp in loop.body_inputs() if is_differentiable(inp)]
-        while reached:
-            targets = [loop.states[i].next for i in states]
-            targets += [loop.carries[i].next for i in carries]
-            targets += [loop.outputs[i].value for i in outputs]
+        found: set[Part] = set()
+        while found != active:
+            found = set(active)
+            targets = [value for part, value in self.computed.items() if part in active]
             reached_from = reduce(or_, reached_by(wrt, targets), 0)
             live = {inp for i, inp in enumerate(wrt) if reached_from >> i & 1}
-            new_states = {
-                i
-                for i, state in enumerate(loop.states)
-                if is_differentiable(state.next) and live.intersection(state.taps.values())
+            active |= {
+                part
+                for part in loop.recurrent
+                if is_differentiable(part.next) and live.intersection(part.taps.values())
             }
-            new_carries = {
-                i
-                for i, carry in enumerate(loop.carries)
-                if is_differentiable(carry.next) and carry.value in live
-            }
-            reached = not (new_states <= states and new_carries <= carries)
-            states |= new_states
-            carries |= new_carries
-        for i in sorted(states):
-            self.state_cotangents[i] = next(iter(loop.states[i].taps.values())).type()
-        for i in sorted(carries):
-            self.carry_cotangents[i] = loop.carries[i].value.type()
-        for i in sorted(outputs):
-            self.output_cotangents[i] = loop.outputs[i].value.type()
+        self.cotangents = {part: part.type() for part in loop.parts if part in active}
 
     def differentiate(self) -> None:
         """Fill `results`: the cotangent of every body input that has one."""
         loop = self.loop
-        pairs = [(loop.states[i].next, g) for i, g in self.state_cotangents.items()]
-        pairs += [(loop.carries[i].next, g) for i, g in self.carry_cotangents.items()]
-        pairs += [(loop.outputs[i].value, g) for i, g in self.output_cotangents.items()]
         wrt = [inp for inp in loop.body_inputs() if is_differentiable(inp)]
-        if not pairs or not wrt:
+        if not self.cotangents or not wrt:
             return
-        values, choices = with_single_choices([value for value, _ in pairs])
+        values, choices = with_single_choices([self.computed[part] for part in self.cotangents])
         # A result may be computed from another one, or be an input: copies keep them apart.
         known = {
             pt.tensor_copy(value): conform(g, loose_type(value))
-            for value, (_, g) in zip(values, pairs, strict=True)
+            for value, g in zip(values, self.cotangents.values(), strict=True)
         }
         wrt += self.integers()
         with room_for_calls(len(list(toposort(list(known))))):
@@ -145,33 +129,33 @@ class StepPullback:
         maxima and minima: their derivatives ask which operand they are equal to, and a lowered
         loop stores what equals its step up to rounding.
         """
-        candidates: list[tuple[Variable, tuple[str, int]]] = []
-        for i, state in enumerate(self.loop.states):
-            tap = next(iter(state.taps.values()))
-            if state.next.owner is not None and state.next.type == tap.type and not state.untraced:
-                candidates.append((state.next, ("state", i)))
-        for i, output in enumerate(self.loop.outputs):
-            if output.value.owner is not None:
-                candidates.append((output.value, ("output", i)))
+        candidates = [
+            (value, part)
+            for part, value in self.computed.items()
+            if value.owner is not None and self.is_stored(part)
+        ]
         keys = [key for key, value in self.results.items() if not isinstance(value.type, NullType)]
         values = [self.results[key] for key in keys]
         # A derivative often builds an expression of the step anew (that of tanh holds a tanh).
         merged = merge_equal([*values, *(value for value, _ in candidates)])
         replacements: dict[Variable, Variable] = {}
-        for value, (_, where) in zip(merged[len(values) :], candidates, strict=True):
+        for value, (_, part) in zip(merged[len(values) :], candidates, strict=True):
             if value not in replacements and value.owner is not None and not _is_extreme(value):
                 replacements[value] = placeholder = value.type()
-                self.stored[placeholder] = where
+                self.stored[placeholder] = part
         values = substitute(merged[: len(values)], replacements)
         self.results.update(zip(keys, values, strict=True))
 
+    @staticmethod
+    def is_stored(part: Part) -> bool:
+        """Whether the forward loop stores what its steps compute for a part, as it is."""
+        if isinstance(part, State):
+            return part.next.type == part.type and not part.untraced
+        return isinstance(part, Output)
+
     def of_the_loop(self, values: list[Variable]) -> list[Variable]:
         """Return values that read stored results as the steps of the loop compute them."""
-        parts: dict[str, list[Variable]] = {
-            "state": [state.next for state in self.loop.states],
-            "output": [output.value for output in self.loop.outputs],
-        }
-        return substitute(values, {v: parts[kind][i] for v, (kind, i) in self.stored.items()})
+        return substitute(values, {v: self.computed[part] for v, part in self.stored.items()})
 
 
 def with_single_choices(

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.graph.traversal import ancestors
 
@@ -210,12 +210,3 @@ class ElemwiseScan(HasFrozenBody, LoopOp, PrintedOp):
 
         pairs = zip(types[first:], read, strict=True)
         return types[:first] + [typed(type_, value.type.dtype) for type_, value in pairs]
-
-    # What the canonical loop says. Loops are differentiated and batched before they are lowered.
-
-    def make_node(self, *inputs: Variable) -> Apply:
-        node = self.scan.make_node(*inputs)
-        return Apply(self, node.inputs, [out.type() for out in node.outputs])
-
-    def infer_shape(self, *arguments: Any) -> list[Any]:
-        return self.scan.infer_shape(*arguments)

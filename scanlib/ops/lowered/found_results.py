@@ -21,21 +21,17 @@ import pytensor.gradient as pg
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import Op
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.rewriting.basic import node_rewriter
-from pytensor.graph.traversal import graph_inputs, toposort
+from pytensor.graph.traversal import graph_inputs
 
-from scanlib._compat import vectorize_rule
-from scanlib.ops.batching import vectorize_scan
-from scanlib.ops.derivatives import HasDerivatives, pullback_rule, pushforward_rule
-from scanlib.ops.gradient.pushforward import pushforward_at
+from scanlib.ops.derivatives import Variables, pullback_rule
 from scanlib.ops.gradient.step_pullback import is_usable
 from scanlib.ops.graph import conform, row_type, substitute
 from scanlib.ops.loop import Loop, NonSequence, Output, Results
 from scanlib.ops.loop import Sequence as SequencePart
+from scanlib.ops.lowered.solved_loop import SolvedLoop
 from scanlib.ops.scan import Scan
-from scanlib.ops.signature import Signature
 
 # From a loop, its results and the cotangents of its histories to those of all states.
 Adjoint = Callable[[Loop, Results, list[Variable]], list[Variable]]
@@ -44,7 +40,7 @@ Pair = tuple[Variable, Variable]
 AT_ALL_STEPS = "all steps at once"
 
 
-class FoundResults(HasDerivatives, Op):
+class FoundResults(SolvedLoop):
     """The results of a loop, given its inputs and these results.
 
     Parameters
@@ -67,14 +63,10 @@ class FoundResults(HasDerivatives, Op):
     def __str__(self) -> str:
         return f"Found{self.scan}"
 
-    @property
-    def signature(self) -> Signature:
-        return self.scan.signature
-
     def make_node(self, *inputs: Variable) -> Apply:
-        count = len(self.scan.outer_input_types())
-        node = self.scan.make_node(*inputs[:count])
-        found = [conform(v, out.type) for v, out in zip(inputs[count:], node.outputs, strict=True)]
+        node = self.scan.make_node(*self.of_loop(inputs))
+        given = inputs[len(node.inputs) :]
+        found = [conform(v, out.type) for v, out in zip(given, node.outputs, strict=True)]
         return Apply(self, [*node.inputs, *found], [v.type() for v in found])
 
     def infer_shape(self, *arguments: Any) -> list[Any]:
@@ -85,14 +77,8 @@ class FoundResults(HasDerivatives, Op):
         for cell, value in zip(output_storage, inputs[-len(node.outputs) :], strict=True):
             cell[0] = value.copy()
 
-    def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        count = len(node.outputs)
-        own = self.scan.make_node(*node.inputs[:-count])
-        return [*self.scan.connection_pattern(own), *([[False] * count] * count)]
-
-    def results(self, outputs: Sequence[Variable]) -> Results:
-        """Name the results by role."""
-        return Results(*self.signature.split_outputs(outputs), outputs[0].owner)
+    def of_batch(self, loop: Apply, others: Variables) -> Apply:
+        return FoundResults(loop.op, self.adjoint).make_node(*loop.inputs, *others)
 
 
 def at_all_steps(rows: Sequence[Pair], values: Sequence[Variable], name: str) -> list[Variable]:
@@ -151,10 +137,8 @@ def _pull_back(
     They are those of all steps at once, given the cotangents of the states after them and of the
     loop's outputs. What is the same at all steps is one row for each, so that there is no sum.
     """
-    before = slice(1, None) if loop.reverse else slice(None, -1)
-    pairs = [(part.outer, part.row) for part in loop.sequences]
-    for state, history in zip(loop.states, histories, strict=True):
-        pairs.append((history[before], state.tap(-1)))
+    rows = [*loop.sequences, *loop.rows_of_taps(histories)]
+    pairs = [(part.outer, part.row) for part in rows]
     steps = pairs[0][0].shape[0]
     for part in loop.non_sequences:
         pairs.append((pt.broadcast_to(part.outer, [steps, *part.outer.shape]), part.inner))
@@ -175,14 +159,11 @@ def with_derivatives_of(rows: Sequence[Variable], found: Sequence[Variable]) -> 
 
 @pullback_rule.register(FoundResults)
 def pullback_found(
-    op: FoundResults,
-    inputs: Sequence[Variable],
-    outputs: Sequence[Variable],
-    cotangents: Sequence[Variable],
+    op: FoundResults, inputs: Variables, outputs: Variables, cotangents: Variables
 ) -> list[Variable]:
     """Return the cotangents of the loop's inputs; what was found has none."""
-    own, results = inputs[: -len(outputs)], op.results(outputs)
-    given, loop = op.signature.split_outputs(cotangents), Loop.from_op(op.scan, list(own))
+    loop, results = Loop.from_op(op.scan, op.of_loop(inputs)), op.results(outputs)
+    given = op.signature.split_outputs(cotangents)
     totals: list[Variable] = []
     if loop.states:
         nothing = [pg.disconnected_type() for _ in loop.states]
@@ -204,35 +185,6 @@ def _added(history: Variable, direct: Variable, read: Variable, reverse: bool) -
         return total
     nothing = pt.zeros_like(history[:1])
     return total + pt.concatenate([nothing, read] if reverse else [read, nothing])
-
-
-@pushforward_rule.register(FoundResults)
-def pushforward_found(
-    op: FoundResults,
-    inputs: Sequence[Variable],
-    outputs: Sequence[Variable],
-    tangents: Sequence[Variable],
-) -> list[Variable]:
-    """Return the tangents of the loop's results."""
-    count = len(outputs)
-    return pushforward_at(op.scan, inputs[:-count], op.results(outputs), tangents[:-count])
-
-
-@vectorize_rule.register(FoundResults)
-def vectorize_found(op: FoundResults, node: Apply, *batched: Variable) -> list[Variable]:
-    """Return the results of a batch of loops, with those that were found for the batch."""
-    count = len(node.outputs)
-    own, found = batched[:-count], batched[-count:]
-    outputs = vectorize_scan(op.scan, op.scan.make_node(*node.inputs[:-count]), *own)
-    (loop,) = [n for n in toposort(outputs, blockers=list(own)) if isinstance(n.op, Scan)]
-    ranks = [new.type.ndim - old.type.ndim for new, old in zip(outputs, node.outputs, strict=True)]
-    moved = []
-    for value, like, rank in zip(found, outputs, ranks, strict=True):
-        value = value[(0,) * max(value.type.ndim - like.type.ndim, 0)]
-        value = value if value.type.ndim == like.type.ndim else pt.broadcast_to(value, like.shape)
-        moved.append(pt.moveaxis(value, rank, 0) if rank else value)
-    results = FoundResults(loop.op, op.adjoint).make_node(*loop.inputs, *moved).outputs
-    return [pt.moveaxis(v, 0, rank) if rank else v for v, rank in zip(results, ranks, strict=True)]
 
 
 @node_rewriter([FoundResults])

@@ -22,26 +22,18 @@ Linderman, "Towards scalable and stable parallelization of nonlinear RNNs", Neur
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.op import Op
-from pytensor.graph.traversal import toposort
 
-from scanlib._compat import vectorize_rule
 from scanlib.lengths.steps import Steps
-from scanlib.ops.batching import vectorize_scan
-from scanlib.ops.derivatives import HasDerivatives, pullback_rule, pushforward_rule
+from scanlib.ops.derivatives import Variables, pullback_rule
 from scanlib.ops.gradient.pullback import pull_back
-from scanlib.ops.gradient.pushforward import pushforward_at
-from scanlib.ops.graph import substitute
-from scanlib.ops.loop import Results
+from scanlib.ops.lowered.solved_loop import SolvedLoop
 from scanlib.ops.scan import Scan
-from scanlib.ops.signature import Signature
 
 JACOBIANS = ("auto", "full", "block", "diagonal")
 OTHERWISE = ("error", "sequential")
@@ -130,7 +122,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
-class NewtonScan(HasDerivatives, Op):
+class NewtonScan(SolvedLoop):
     """A loop that is solved by Newton's method; see the module's text.
 
     Parameters
@@ -149,10 +141,6 @@ class NewtonScan(HasDerivatives, Op):
     def __str__(self) -> str:
         return f"Newton{self.scan}"
 
-    @property
-    def signature(self) -> Signature:
-        return self.scan.signature
-
     def steps_of(self, node: Apply) -> Steps:
         """Return what the loop says of lengths."""
         return self.scan.steps_of(node)
@@ -161,10 +149,6 @@ class NewtonScan(HasDerivatives, Op):
         node = self.scan.make_node(*inputs)
         outputs = [out.type() for out in node.outputs]
         return Apply(self, node.inputs, [*outputs, pt.lscalar(), pt.dscalar()])
-
-    def results(self, outputs: Sequence[Variable]) -> Results:
-        """Name the results that are the loop's by role."""
-        return Results(*self.signature.split_outputs(outputs[:-2]), outputs[0].owner)
 
     def infer_shape(self, *arguments: Any) -> list[Any]:
         node, shapes = arguments[-2:]
@@ -177,9 +161,9 @@ class NewtonScan(HasDerivatives, Op):
         output_storage[-2][0] = np.asarray(0, "int64")
         output_storage[-1][0] = np.asarray(0.0)
 
-    def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        own = self.scan.make_node(*node.inputs)
-        return [[*row, False, False] for row in self.scan.connection_pattern(own)]
+    def of_batch(self, loop: Apply, others: Variables) -> Apply:
+        """Return a batch of loops as one loop, whose members are independent."""
+        return NewtonScan(loop.op, self.options).make_node(*loop.inputs)
 
 
 # What the iterations carry behind the states' histories.
@@ -194,35 +178,7 @@ def is_newton(op: Scan) -> bool:
 
 @pullback_rule.register(NewtonScan)
 def pullback_newton(
-    op: NewtonScan,
-    inputs: Sequence[Variable],
-    outputs: Sequence[Variable],
-    cotangents: Sequence[Variable],
+    op: NewtonScan, inputs: Variables, outputs: Variables, cotangents: Variables
 ) -> list[Variable]:
     """Return the cotangents of the loop's inputs, at the trajectory that was found."""
     return pull_back(op.scan, inputs, op.results(outputs), cotangents[:-2])
-
-
-@pushforward_rule.register(NewtonScan)
-def pushforward_newton(
-    op: NewtonScan,
-    inputs: Sequence[Variable],
-    outputs: Sequence[Variable],
-    tangents: Sequence[Variable],
-) -> list[Variable]:
-    """Return the tangents of the loop's results, at the trajectory that was found."""
-    moved = pushforward_at(op.scan, inputs, op.results(outputs), tangents)
-    return [*moved, *(pt.zeros_like(out, dtype="float64") for out in outputs[-2:])]
-
-
-@vectorize_rule.register(NewtonScan)
-def vectorize_newton(op: NewtonScan, node: Apply, *batched: Variable) -> list[Variable]:
-    """Return the outputs of a batch of loops: one loop, whose members are independent."""
-    outputs = vectorize_scan(op.scan, op.scan.make_node(*node.inputs), *batched)
-    (loop,) = [n for n in toposort(outputs, blockers=list(batched)) if isinstance(n.op, Scan)]
-    solved = NewtonScan(loop.op, op.options).make_node(*loop.inputs)
-    ranks = [new.type.ndim - old.type.ndim for old, new in zip(node.outputs, outputs, strict=False)]
-    new = substitute(outputs, dict(zip(loop.outputs, solved.outputs, strict=False)))
-    last, rank = new[0], max(ranks)
-    sizes = list(last.shape)[:rank] if ranks[0] == rank else []
-    return [*new, *(pt.broadcast_to(out, sizes) for out in solved.outputs[-2:])]

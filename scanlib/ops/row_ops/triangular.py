@@ -13,10 +13,11 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.linalg.decomposition.qr import QR
+
+from scanlib.ops.graph import core_op
 
 
 class TriangularFactor(QR):
@@ -44,18 +45,14 @@ class TriangularFactor(QR):
 
 def returns_other_shapes(node: Apply) -> bool:
     """Whether a node's results have other shapes than PyTensor says, with each linker."""
-    op = _core(node)
+    op = core_op(node)
     return isinstance(op, QR) and op.mode == "raw"
-
-
-def _core(node: Apply) -> Op:
-    return node.op.core_op if isinstance(node.op, Blockwise) else node.op
 
 
 @node_rewriter([QR, Blockwise])
 def say_how_many_rows(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Take the rows that are not zero, and put the others behind them."""
-    op = _core(node)
+    op = core_op(node)
     if type(op) is not QR or op.mode != "r":
         return None
     (x,) = node.inputs

@@ -35,7 +35,6 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.features import Feature, ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.basic import join
 from pytensor.tensor.elemwise import Elemwise
@@ -46,8 +45,8 @@ from scanlib.lengths.arrays import Lengths, joined_parts, slice_of
 from scanlib.lengths.forms import LengthForm, Symbol, number
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
-from scanlib.ops.loop_rewrite import LoopRewrite, RewriteFailure
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, Sequence, State
+from scanlib.ops.loop_rewrite import LoopRewrite, RewriteFailure, record_in
 from scanlib.ops.row_ops.triangular import returns_other_shapes
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt.adopt_batches import adopt_batches, is_batch
@@ -63,11 +62,12 @@ from scanlib.rewrites.adopt.adopt_buffers import (
     slide,
     whole_buffer,
 )
-from scanlib.rewrites.edit import results_by_part, rewrite_step
+from scanlib.rewrites.edit import rewrite_step
+from scanlib.rewrites.pytensor_rewrites import CANONICAL
 from scanlib.rewrites.simplify.simplify import replace
 
-# From the results of a loop's parts, by the identity of the part.
-Maker = Callable[[dict[int, Variable]], Variable]
+# From the results of a loop's parts.
+Maker = Callable[[dict[Part, Variable]], Variable]
 
 
 class NotAdoptableError(Exception):
@@ -212,7 +212,7 @@ class _Adoption:
         self.set_length()
         self.loop.substitute(self.replaced)
         try:
-            results = results_by_part(self.loop, self.loop.apply())
+            results = self.loop.results()
         except (TypeError, ValueError) as error:
             raise NotAdoptableError(f"its types do not fit: {error}") from error
         found = {
@@ -224,18 +224,17 @@ class _Adoption:
 
     def add_inputs(self) -> None:
         op, inputs = self.op, self.node.inputs
+        read = set(ancestors(self.results))
+        self.unread: list[Sequence] = []
         for outer, row in zip(op.outer_seqs(inputs), op.inner_seqs(self.inner), strict=True):
-            self.loop.sequences.append(Sequence(outer, row, _name(self.rows.view(outer).base)))
+            part = Sequence(outer, row, _name(self.rows.view(outer).base))
+            if row in read:
+                part.outer = self.orient(outer)
+            (self.loop.sequences if row in read else self.unread).append(part)
         for outer, inner in zip(
             op.outer_non_seqs(inputs), op.inner_non_seqs(self.inner), strict=True
         ):
             self.loop.non_sequences.append(NonSequence(outer, inner, _name(outer)))
-        read = set(ancestors(self.results))
-        kept = [part for part in self.loop.sequences if part.row in read]
-        self.unread = [part for part in self.loop.sequences if part.row not in read]
-        for part in kept:
-            part.outer = self.orient(part.outer)
-            self.loop.sequences.append(part)
 
     def add_windows(self) -> None:
         op, info = self.op, self.info
@@ -332,15 +331,15 @@ class _Adoption:
     def in_order(self, part: State | Output) -> Maker:
         """Return a stacked result in the order of the steps."""
         if self.reverse:
-            return lambda results: results[id(part)][::-1]
-        return lambda results: results[id(part)]
+            return lambda results: results[part][::-1]
+        return lambda results: results[part]
 
     def padded(self, part: Output, length: LengthForm) -> Maker:
         """Return an output with zeros behind its rows: a truncated gradient's."""
         missing = length - self.steps
 
-        def make(results: dict[int, Variable]) -> Variable:
-            rows = results[id(part)]
+        def make(results: dict[Part, Variable]) -> Variable:
+            rows = results[part]
             sizes = [rows.shape[axis] for axis in range(1, rows.type.ndim)]
             zeros = pt.zeros((missing.variable(), *sizes), dtype=rows.type.dtype)
             if self.reverse:
@@ -367,7 +366,7 @@ class _Adoption:
 
 
 def _result_of(part: Carry) -> Maker:
-    return lambda results: results[id(part)]
+    return lambda results: results[part]
 
 
 def _last_of(make: Maker) -> Maker:
@@ -378,7 +377,7 @@ def _part_of(make: Maker, index: tuple) -> Maker:
     return lambda results: make(results)[index]
 
 
-def _unread(results: dict[int, Variable]) -> Variable:
+def _unread(results: dict[Part, Variable]) -> Variable:
     raise AssertionError("only the last row of this output is read")
 
 
@@ -427,8 +426,7 @@ def rewrite_as_asked(body: FunctionGraph, mode: Any) -> None:
     asked = getattr(get_mode(mode)._optimizer, "include", ()) if mode is not None else ()
     named = set(asked) - _TAGS_OF_MODES
     if named:
-        query = RewriteDatabaseQuery(include=["canonicalize", "merge", *sorted(named)])
-        optdb.query(query).rewrite(body)
+        optdb.query(CANONICAL.including(*sorted(named))).rewrite(body)
 
 
 # Tags that stand for a mode, or for a level of rewriting, and not for a rewrite.
@@ -492,11 +490,7 @@ class AdoptLoops(LoopRewrite):
             return
         if not _holds_legacy(fgraph):
             return
-        record = adoption_record(fgraph)
-        if record is None:
-            record = AdoptionRecord()
-            fgraph.attach_feature(record)
-        self.adopt_all(fgraph, record)
+        self.adopt_all(fgraph, record_in(fgraph, AdoptionRecord))
 
     def adopt_all(self, fgraph: FunctionGraph, record: AdoptionRecord) -> None:
         """Adopt the loops of a graph, in the order in which they are computed."""

@@ -33,6 +33,7 @@ from pytensor.tensor.type import TensorType
 from scanlib._compat import UNBATCH, is_legacy_scan
 from scanlib.lengths.batches import behind_the_batch, common, of_one_member, without_axes
 from scanlib.lengths.numbers import constant_index
+from scanlib.ops.graph import core_op
 
 # What one member's part of a result is computed by, from its parts of the inputs.
 STRUCTURE = (
@@ -115,8 +116,7 @@ def _reads(fgraph: FunctionGraph, variable: Variable, rank: int) -> list[Variabl
 def _slices_rows(node: Apply, position: int, rank: int) -> bool:
     """Whether a node reads rows of each member of a batch."""
     op = node.op
-    core = op.core_op if isinstance(op, Blockwise) else op
-    if not isinstance(core, Subtensor) or position:
+    if not isinstance(core_op(node), Subtensor) or position:
         return False
     if isinstance(op, Blockwise):
         return op.batch_ndim(node) == rank

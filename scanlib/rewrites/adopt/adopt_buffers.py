@@ -24,6 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any
 
 import pytensor.tensor as pt
@@ -31,17 +33,16 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
-from pytensor.scalar.basic import Add
 from pytensor.tensor.basic import Alloc, AllocEmpty
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib.lengths.arrays import Lengths, slice_of
 from scanlib.lengths.forms import LengthForm, number
 from scanlib.lengths.numbers import constant_index
-from scanlib.ops.gradient.cotangents import is_zeros
+from scanlib.ops.gradient.cotangents import is_zeros, terms_of
 from scanlib.ops.graph import conform
-from scanlib.ops.loop import Carry, Loop, Output, Sequence
+from scanlib.ops.loop import Carry, Loop, Output, Part, Sequence
 from scanlib.rewrites.simplify.last_rows import last_row_reads
 
 
@@ -143,11 +144,9 @@ def placements(variable: Variable, length: LengthForm, rows: Lengths) -> list[Pl
     node = variable.owner
     if node is None:
         return whole
-    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Add):
-        same = variable.type.broadcastable
-        if any(inp.type.broadcastable != same for inp in node.inputs):
-            return whole
-        return [placed for inp in node.inputs for placed in placements(inp, length, rows)]
+    terms = terms_of(variable)
+    if len(terms) > 1:
+        return [placed for term in terms for placed in placements(term, length, rows)]
     if isinstance(node.op, Subtensor):
         view = rows.view(variable)
         if view.base is variable or not (view.flipped and view.is_whole):
@@ -309,7 +308,7 @@ def _rest(window: BufferWindow, tap: int, results: list[Variable]) -> list[Varia
         return None if read else []
     if variable is None:
         return None
-    terms = _terms(value)
+    terms = terms_of(value)
     rest = [term for term in terms if term is not variable]
     if len(rest) != len(terms) - 1:
         return None
@@ -319,19 +318,6 @@ def _rest(window: BufferWindow, tap: int, results: list[Variable]) -> list[Varia
             others[i : i + 1] = []
             break
     return None if variable in set(ancestors([*others, *rest])) else rest
-
-
-def _terms(variable: Variable) -> list[Variable]:
-    node = variable.owner
-    if node is None or not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, Add):
-        return [variable]
-    type = variable.type
-    if any(
-        inp.type.dtype != type.dtype or inp.type.broadcastable != type.broadcastable
-        for inp in node.inputs
-    ):
-        return [variable]
-    return [term for inp in node.inputs for term in _terms(inp)]
 
 
 def slide(
@@ -356,7 +342,7 @@ def slide(
     if tap == 0 and depth:
         found = entering_rows(window.buffer, depth, steps, rows)
         if found.first:
-            starts[0] = _sum(found.first)
+            starts[0] = reduce(add, found.first)
         sequences, behind = found.sequences, found.tail
     else:
         for j in range(tap):
@@ -366,7 +352,7 @@ def slide(
         if tap < depth:
             behind = [window.buffer[stop.variable() : (steps + depth).variable()]]
     if sequences:
-        total = _sum([orient(rows) for rows in sequences])
+        total = reduce(add, [orient(rows) for rows in sequences])
         if total.type.dtype != window.buffer.type.dtype:
             total = pt.cast(total, window.buffer.type.dtype)
         loop.sequences.append(Sequence(total, type()))
@@ -385,7 +371,7 @@ def slide(
         if value is None:
             value = zeros = pt.zeros_like(carries[0].value) if carries else pt.zeros_like(zero)
             rest = _rest(window, j, results) or []
-            after[j] = zeros if written is None else _sum(rest) if rest else zeros
+            after[j] = zeros if written is None else reduce(add, rest) if rest else zeros
         else:
             after[j] = value if written is None else written
         if variable is not None:
@@ -398,17 +384,10 @@ def slide(
     return Slid(leaving, carries, tap, behind), replacements
 
 
-def _sum(values: list[Variable]) -> Variable:
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total
-
-
 def whole_buffer(
     window: BufferWindow,
     slid: Slid,
-    results: dict[int, Variable],
+    results: dict[Part, Variable],
     steps: LengthForm,
     rows: Lengths,
     reverse: bool,
@@ -419,12 +398,12 @@ def whole_buffer(
     those that never entered; most readers want one of these parts only.
     """
     depth = window.depth
-    left = results[id(slid.leaving)]
+    left = results[slid.leaving]
     parts = [left[::-1] if reverse else left]
     if depth:
-        kept = stack([results[id(carry)] for carry in slid.carries])
+        kept = stack([results[carry] for carry in slid.carries])
         if slid.behind:
-            late = kept[slid.enters :] + _sum(slid.behind)
+            late = kept[slid.enters :] + reduce(add, slid.behind)
             kept = pt.join(0, kept[: slid.enters], late) if slid.enters else late
         parts.append(kept)
     end = steps + depth

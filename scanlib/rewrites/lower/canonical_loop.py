@@ -1,8 +1,5 @@
 """A loop taken apart, in the form in which what it is can be seen, and its sums over time.
 
-A part is a sum over time if its next value is the value before it plus something, and nothing else
-of a step reads it.
-
 What reads a state for its shape alone does not depend on it. `BodySizes` knows the shape of every
 variable of a body from those of the loop's inputs; `cut` puts them where the body asks an array for
 its shape.
@@ -11,55 +8,50 @@ its shape.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar import basic as ps
-from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import IncSubtensor
 from pytensor.tensor.variable import TensorConstant
 
 from scanlib.analysis.linear_forms import NotAffineError, name_of
-from scanlib.ops.graph import Readers, is_tensor, readers_of, substitute
+from scanlib.analysis.sums import summands
+from scanlib.ops.graph import Readers, applies, is_tensor, readers_of, substitute
 from scanlib.ops.logaddexp import stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, State
 from scanlib.ops.shapes import output_row_shapes
-from scanlib.rewrites.pytensor_rewrites import run_query
-
-CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
+from scanlib.rewrites.edit import rewrite_body
+from scanlib.rewrites.pytensor_rewrites import CANONICAL, run_query
 
 
 def canonical_loop(node: Apply, simplified: bool = True) -> Loop:
     """Take apart a loop, which the simplify rewrites have seen unless it is said otherwise."""
     loop = Loop.from_node(node)
     if not (simplified and config.scanlib__simplify):
-        body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
-        run_query(CANONICAL, body)
-        loop.set_body_outputs(list(body.outputs))
+        canonicalize(loop)
     loop.substitute(stable_logs(loop.body_outputs()))
     additions_as_sums(loop)
     return loop
 
 
-def added_up(part: State | Carry, readers: Readers) -> Variable | None:
-    """Return what a step adds to a part that only adds up and is not stored, else None.
+def canonicalize(loop: Loop) -> None:
+    """Run PyTensor's canonicalization on a step."""
+    rewrite_body(loop, lambda body: run_query(CANONICAL, body))
 
-    Parameters
-    ----------
-    part : State or Carry
-    readers : dict
-        What `readers_of` returns for the body.
-    """
-    if isinstance(part, Carry):
-        return _addend(part.value, part.next, readers)
-    if not part.untraced or set(part.taps) != {-1}:
+
+def added_up(part: State | Carry, readers: Readers) -> Variable | None:
+    """Return what a step adds to a sum over time, as one value; None if the part is none."""
+    terms = summands(part, readers)
+    if terms is None:
         return None
-    return _addend(part.taps[-1], part.next, readers)
+    added = reduce(add, (pt.cast(term, part.type.dtype) for term in terms))
+    return added if added.type.ndim == part.type.ndim else None
 
 
 def split_sums(loop: Loop) -> tuple[list[tuple[Carry, Variable]], list[Carry]]:
@@ -70,65 +62,30 @@ def split_sums(loop: Loop) -> tuple[list[tuple[Carry, Variable]], list[Carry]]:
     return sums, [carry for carry, added in found if added is None]
 
 
-def _addend(value: Variable, following: Variable, readers: Readers) -> Variable | None:
-    """Return what is added to a value on its way to the next one, None if it goes elsewhere.
-
-    Sums in another dtype are none: small integers wrap around.
-    """
-    if not is_tensor(value) or any(reader is not None for reader in readers[following]):
-        return None
-    total, added = value, None
-    while total is not following:
-        node = readers[total][0] if len(readers[total]) == 1 else None
-        if node is None:
-            return None
-        op = node.op.scalar_op if isinstance(node.op, Elemwise) else None
-        minus = isinstance(op, ps.Sub) and node.inputs[0] is total
-        if not (minus or isinstance(op, ps.Add)):
-            return None
-        for inp in node.inputs:
-            if inp is total:
-                continue
-            term = pt.cast(inp, value.type.dtype)
-            term = -term if minus else term
-            added = term if added is None else added + term
-        total = node.outputs[0]
-        if total.type.dtype != value.type.dtype:
-            return None
-    return added if added is not None and added.type.ndim == value.type.ndim else None
-
-
 def additions_as_sums(loop: Loop) -> None:
     """Write accumulators ``c[z] += v`` as ``c + (0, but v at z)``, in place."""
     for carry in loop.carries:
-        if not is_tensor(carry.value):
-            continue
-        base, additions = _additions(carry.next, carry.value)
-        if base is not carry.value or not additions:
-            continue
-        whole = carry.value.type()
-        zeros = pt.zeros_like(whole)
-        parts = [node.op(zeros, *node.inputs[1:]) for node in additions]
-        loop.non_sequences.append(NonSequence(carry.initial, whole))
-        carry.next = pt.add(carry.value, *parts)
+        value, additions = carry.next, list[Apply]()
+        while _adds_to_part(value.owner):
+            additions.append(value.owner)
+            value = value.owner.inputs[0]
+        if additions and value is carry.value:
+            whole = carry.type()
+            zeros = pt.zeros_like(whole)
+            parts = [node.op(zeros, *node.inputs[1:]) for node in additions]
+            loop.non_sequences.append(NonSequence(carry.initial, whole))
+            carry.next = pt.add(value, *parts)
 
 
-def _additions(variable: Variable, value: Variable) -> tuple[Variable, list[Apply]]:
-    """Take apart what is added to parts of a value, one addition after the other."""
-    found: list[Apply] = []
-    while variable is not value:
-        node = variable.owner
-        if node is None or not isinstance(node.op, IncSubtensor) or node.op.set_instead_of_inc:
-            break
-        found.append(node)
-        variable = node.inputs[0]
-    return variable, found
+def _adds_to_part(node: Apply | None) -> bool:
+    if node is None or not isinstance(node.op, IncSubtensor):
+        return False
+    return not node.op.set_instead_of_inc
 
 
 def reads_shape(node: Apply) -> bool:
     """Whether a node reads its first input for its shape alone."""
-    is_second = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Second)
-    return is_second or isinstance(node.op, Shape | Shape_i)
+    return applies(node, ps.Second) or isinstance(node.op, Shape | Shape_i)
 
 
 class BodySizes:
@@ -144,33 +101,23 @@ class BodySizes:
         self.shapes: list[Sequence[Variable] | None] = []
         self.values: list[Variable | None] = []
         self.known: dict[Variable, Sequence[Variable | None]] = {}
-        for sequence in loop.sequences:
-            self.add_input(sequence.row, sequence.outer, 1)
-        for state in loop.states:
-            for tap in range(-1, -state.depth - 1, -1):
-                self.add_input(state.tap(tap), state.initial, 1)
-        for carry in loop.carries:
-            self.add_input(carry.value, carry.initial, 0)
-        for whole in loop.non_sequences:
-            self.add_input(whole.inner, whole.outer, 0)
-            self.values[-1] = whole.inner
+        whole = {part.inner for part in loop.non_sequences}
+        for inner, (outer, lead) in loop.sources().items():
+            self.inputs.append(inner)
+            self.values.append(inner if inner in whole else None)
+            self.shapes.append(self.of_input(inner, outer, lead) if is_tensor(inner) else None)
 
-    def add_input(self, inner: Variable, outer: Variable, lead: int) -> None:
-        self.inputs.append(inner)
-        self.values.append(None)
-        if not is_tensor(inner):
-            self.shapes.append(None)
-            return
+    def of_input(self, inner: Variable, outer: Variable, lead: int) -> Sequence[Variable]:
+        """Return the shape of an input: that of another variable, but for its first axes."""
         shape = []
         for axis, size in enumerate(inner.type.shape):
             if size is not None:
                 shape.append(pt.constant(size, dtype="int64"))
-                continue
-            made = pt.scalar(dtype="int64")
-            self.outer_of[made] = outer.shape[lead + axis]
-            shape.append(made)
-        self.shapes.append(shape)
+            else:
+                shape.append(pt.scalar(dtype="int64"))
+                self.outer_of[shape[-1]] = outer.shape[lead + axis]
         self.known[inner] = shape
+        return shape
 
     def __call__(self, variable: Variable) -> Sequence[Variable]:
         """Return the shape of a variable.
@@ -204,7 +151,9 @@ class BodySizes:
         roots = [*loop.body_outputs(), *others]
         found: dict[Variable, Variable] = {}
         nodes = [node for node in toposort(roots) if reads_shape(node)]
-        self.learn([node.inputs[0] for node in nodes])
+        # What is filled has the shape of both inputs, which may be larger than that of the first.
+        filled = [node.outputs[0] if applies(node, ps.Second) else node.inputs[0] for node in nodes]
+        self.learn(filled)
         for node in nodes:
             out = node.outputs[0]
             try:
@@ -214,16 +163,15 @@ class BodySizes:
                 elif isinstance(node.op, Shape_i):
                     found[out] = self(node.inputs[0])[node.op.i]
                 else:
-                    found[out] = self.filled(
-                        substitute([node.inputs[1]], found)[0], node.inputs[0], out
-                    )
+                    found[out] = self.filled(substitute([node.inputs[1]], found)[0], out)
             except NotAffineError:
                 continue
         loop.substitute(found)
         return substitute(others, found)
 
-    def filled(self, value: Variable, like: Variable, out: Variable) -> Variable:
-        sizes = self(like)
+    def filled(self, value: Variable, out: Variable) -> Variable:
+        """Return a value in the shape of `out`, which is that of what it fills or a larger one."""
+        sizes = self(out)
         if isinstance(value, TensorConstant) or value.type.broadcastable != out.type.broadcastable:
             return pt.broadcast_to(value, tuple(sizes))
         return value
@@ -247,6 +195,4 @@ def sizes_from_outside(loop: Loop) -> None:
         sizes.add_to(loop)
         read = set(ancestors(loop.body_outputs()))
         loop.non_sequences = [part for part in loop.non_sequences if part.inner in read]
-        body = FunctionGraph(loop.body_inputs(), loop.body_outputs(), clone=False)
-        run_query(CANONICAL, body)  # what is left of shapes, such as their lengths
-        loop.set_body_outputs(list(body.outputs))
+        canonicalize(loop)  # what is left of shapes, such as their lengths

@@ -58,10 +58,9 @@ from scanlib.analysis.linear_forms import (
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.connection import reached_by
 from scanlib.ops.errors import InitialRowsError
-from scanlib.ops.graph import depends_on, is_tensor, readers_of, substitute
-from scanlib.ops.loop import Carry, Loop, State
+from scanlib.ops.graph import applies, core_op, depends_on, is_tensor, readers_of, substitute
+from scanlib.ops.loop import Carry, Loop, Part, State
 from scanlib.rewrites.lower.canonical_loop import (
-    CANONICAL,
     BodySizes,
     added_up,
     canonical_loop,
@@ -70,8 +69,7 @@ from scanlib.rewrites.lower.canonical_loop import (
 )
 from scanlib.rewrites.lower.lower_elementwise import is_elementwise
 from scanlib.rewrites.over_time.peel import NotPeelableError, OverTime, elementwise_region
-from scanlib.rewrites.over_time.split_cost import core
-from scanlib.rewrites.pytensor_rewrites import run_query
+from scanlib.rewrites.pytensor_rewrites import CANONICAL, run_query
 
 # Matrices up to this size are made for every step at no cost to speak of. (A filter of two states
 # and their covariance, six numbers, takes 1.3 to 2.9 times as long with matrices.)
@@ -166,7 +164,7 @@ def _is_made_of_products(matrix: Variable, rows: set[Variable]) -> bool:
     """Whether products or sums that differ from step to step make a matrix."""
     varying = depends_on([matrix], list(rows))
     for node in toposort([matrix]):
-        if node.outputs[0] in varying and isinstance(core(node), Dot | CAReduce | SolveBase):
+        if node.outputs[0] in varying and isinstance(core_op(node), Dot | CAReduce | SolveBase):
             return True
     return False
 
@@ -198,9 +196,9 @@ def _factors(node: Apply) -> list[Variable]:
 
     ``Σ_j A_ij h_j``, ``max_j (A_ij + h_j)`` and the like are products, written as broadcasts.
     """
-    if isinstance(core(node), Dot | SolveBase):
+    if isinstance(core_op(node), Dot | SolveBase):
         return node.inputs
-    above = node.inputs[0].owner if isinstance(core(node), CAReduce) else None
+    above = node.inputs[0].owner if isinstance(core_op(node), CAReduce) else None
     if above is None or not isinstance(above.op, Elemwise):
         return []
     return elementwise_region(above, ())[1]
@@ -284,7 +282,7 @@ def check_types(slots: Sequence[Slot]) -> None:
 # Carries that are read in a sum alone
 
 
-def shift_carries(loop: Loop) -> dict[int, Variable]:
+def shift_carries(loop: Loop) -> dict[Part, Variable]:
     """Let a loop of carries whose steps read some `c` only in ``u = c + g`` be one of the `u`.
 
     Cotangents are such carries: a step adds what its own result is owed to what later steps owe.
@@ -295,20 +293,20 @@ def shift_carries(loop: Loop) -> dict[int, Variable]:
     Returns
     -------
     dict
-        The `g` by the `id` of the carry; none where the loop was not changed.
+        The `g` of each carry; none where the loop was not changed.
     """
     _, recurrent = split_sums(loop)
     outputs = loop.body_outputs()
     values = {carry.value for carry in loop.carries}  # sums are no part of the recurrence
-    found = {}
+    found: dict[Part, Variable] = {}
     for carry in recurrent:
         shift = _added_to(carry.value, outputs)
         if shift is not None and values.isdisjoint(ancestors([shift])):
-            found[id(carry)] = shift
+            found[carry] = shift
     if not found:
         return {}
-    new = {part.value: part.value.type() for part in recurrent if id(part) in found}
-    changes = {p.value: new[p.value] - found[id(p)] for p in recurrent if id(p) in found}
+    new = {part.value: part.type() for part in recurrent if part in found}
+    changes = {p.value: new[p.value] - found[p] for p in recurrent if p in found}
     inputs = [new.get(inp, inp) for inp in loop.body_inputs()]
     made = [*substitute(outputs, changes), *found.values()]
     body = FunctionGraph(inputs, made, clone=False)
@@ -326,7 +324,7 @@ def _added_to(value: Variable, outputs: list[Variable]) -> Variable | None:
     """Return what is added to a variable where it is read first, in its own layout."""
     own = range(value.type.ndim)
     for node in toposort(outputs):
-        if not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Add):
+        if not applies(node, ps.Add):
             continue
         for place, inp in enumerate(node.inputs):
             order: tuple[Any, ...] = tuple(own)
@@ -376,8 +374,8 @@ def slots_of(parts: Sequence[State | Carry]) -> list[Slot]:
     slots = []
     for part in parts:
         following = part.next
-        for tap in range(-1, -part.depth - 1, -1) if isinstance(part, State) else [-1]:
-            value = part.tap(tap) if isinstance(part, State) else part.value
+        for tap in range(-1, -part.depth - 1, -1):
+            value = part.tap(tap)
             slots.append(Slot(part, tap, value, following))
             following = value
     return slots
@@ -436,7 +434,7 @@ class _Search:
         self,
         node: Apply,
         loop: Loop,
-        shifts: dict[int, Variable],
+        shifts: dict[Part, Variable],
         at_any_cost: bool = False,
     ) -> None:
         self.node, self.loop, self.at_any_cost = node, loop, at_any_cost
@@ -477,7 +475,7 @@ class _Search:
             return None
         if not self.at_any_cost:
             check_step_matrices(self.loop, steps, found.matrix)
-        return Roles([slot], found, self.sums, self.shift_of.get(id(slot.part)))
+        return Roles([slot], found, self.sums, self.shift_of.get(slot.part))
 
     def joined(self) -> Roles:
         loop = self.loop
@@ -508,7 +506,7 @@ class _Search:
             mask = self.mask(batch)
         offset = self.together([self.forms.offset(slot.next) for slot in self.slots], batch)
         shapes = [tuple(self.sizes(slot.value))[batch:] for slot in self.slots]
-        shift = self.together([self.shift_of.get(id(slot.part)) for slot in self.slots], batch)
+        shift = self.together([self.shift_of.get(slot.part) for slot in self.slots], batch)
         recurrence = MatrixRecurrence("real", batch, matrix.mT, offset)
         pieces = Pieces(sizes, shapes, batch)
         return Roles(self.slots, recurrence, self.sums, shift, mask, pieces)
@@ -605,8 +603,7 @@ def check_maps(loop: Loop, parts: Roles) -> None:
     recurrence = parts.recurrence
     states = {v: v for slot in parts.slots for v in (slot.value, slot.next)}
     varying = {sequence.row: sequence.outer for sequence in loop.sequences}
-    fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
-    known = OverTime(pt.constant(0), fixed, varying | states)
+    known = OverTime(loop, varying | states)
     needed = [recurrence.matrix, *(added for _, added in parts.sums)]
     needed += [output.value for output in loop.outputs]
     optional = (recurrence.offset, parts.shift, parts.mask)

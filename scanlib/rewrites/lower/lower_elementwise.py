@@ -23,7 +23,6 @@ from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Add
 from pytensor.tensor.basic import Alloc
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import Subtensor
@@ -33,14 +32,13 @@ from scanlib.analysis.scalar_body import (
     NotElementwiseError,
     scalar_loop,
 )
-from scanlib.ops.graph import is_linear_algebra, row_type
+from scanlib.ops.graph import core_op, is_linear_algebra, row_type
 from scanlib.ops.logaddexp import stable_logs
-from scanlib.ops.loop import Carry, Loop, NonSequence, Results, Sequence
+from scanlib.ops.loop import Carry, Loop, NonSequence, Part, Sequence
 from scanlib.ops.loop_rewrite import LoopRewrite, LowersLoops
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
-from scanlib.rewrites.simplify.last_rows import is_loop, tap_of_view
+from scanlib.rewrites.simplify.last_rows import is_loop, value_of_rows
 from scanlib.rewrites.simplify.simplify import replace
 
 _SPECIALIZED = RewriteDatabaseQuery(
@@ -59,18 +57,15 @@ class LowerElementwiseLoops(LowersLoops):
         if not config.scanlib__lower:
             return False
         try:
-            loop = absorb_producers(fgraph, node)
-            parts = [*loop.states, *loop.carries, *loop.outputs]
-            new = lower_elementwise(loop)
+            new = lower_elementwise(absorb_producers(fgraph, node))
         except NotElementwiseError:
             return False
-        pairs = zip(parts, node.outputs, strict=True)
-        replace(fgraph, {old: new[id(part)] for part, old in pairs}, "scanlib_elementwise")
+        replace(fgraph, dict(zip(node.outputs, new.outputs, strict=True)), "scanlib_elementwise")
         return True
 
 
-def lower_elementwise(loop: Loop) -> dict[int, Variable]:
-    """Return the results of a loop, which is edited on the way, by the `id` of their part.
+def lower_elementwise(loop: Loop) -> Apply:
+    """Return the lowered node of a loop, whose inputs and body are edited on the way.
 
     Raises
     ------
@@ -80,13 +75,9 @@ def lower_elementwise(loop: Loop) -> dict[int, Variable]:
     specialize_elementwise(loop)
     scalar = scalar_loop(loop)
     analysis = analyse(scalar)
-    made = loop.apply()
-    op = ElemwiseScan(
-        made.node.op, scalar.freeze(), scalar.layout, analysis.recurrences, analysis.notes
-    )
-    node = op.make_node(*made.node.inputs)
-    parts = op.signature.split_outputs(node.outputs)
-    return results_by_part(loop, Results(parts.histories, parts.carries, parts.outputs, node))
+    made = loop.apply().node
+    op = ElemwiseScan(made.op, scalar.freeze(), scalar.layout, analysis.recurrences, analysis.notes)
+    return op.make_node(*made.inputs)
 
 
 def specialize_elementwise(loop: Loop) -> None:
@@ -116,7 +107,7 @@ def is_elementwise(loop: Loop) -> bool:
 
 
 def _stays(node: Apply) -> bool:
-    op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+    op = core_op(node)
     if isinstance(op, Dot):
         left, right = node.inputs
         return 1 not in (left.type.shape[-1], right.type.shape[-2:][0])
@@ -301,8 +292,7 @@ def _loops_below(total: Apply) -> set[Apply]:
 def _fuse(fgraph: FunctionGraph, node: Apply, totals: list[Apply]) -> dict[Variable, Variable]:
     """Return what replaces the loop's results and those of the sums that it can compute."""
     loop = Loop.from_node(node)
-    parts = [*loop.states, *loop.carries, *loop.outputs]
-    known = _results(loop, node)
+    known = dict(zip(node.outputs, loop.parts, strict=True))
     carries: dict[Variable, Carry] = {}
     for total in totals:
         if total not in fgraph.apply_nodes:
@@ -323,23 +313,11 @@ def _fuse(fgraph: FunctionGraph, node: Apply, totals: list[Apply]) -> dict[Varia
         carries[total.outputs[0]] = carry
     if not carries:
         return {}
-    new = results_by_part(loop, loop.apply())
-    replacements = {old: new[id(part)] for part, old in zip(parts, node.outputs, strict=True)}
+    new = loop.results()
+    replacements = {old: new[part] for old, part in known.items()}
     for out, carry in carries.items():
-        replacements[out] = pt.cast(new[id(carry)], out.type.dtype)
+        replacements[out] = pt.cast(new[carry], out.type.dtype)
     return replacements
-
-
-def _results(loop: Loop, node: Apply) -> dict[Variable, tuple[Variable, int | None]]:
-    """Return the body's value whose rows each result holds, and the initial rows of histories."""
-    outputs = node.op.signature.split_outputs(node.outputs)
-    found: dict[Variable, tuple[Variable, int | None]] = {}
-    for part, out in zip(loop.outputs, outputs.outputs, strict=True):
-        found[out] = part.value, None
-    for state, history in zip(loop.states, outputs.histories, strict=True):
-        if not state.untraced:
-            found[history] = state.next, state.depth
-    return found
 
 
 @dataclass
@@ -348,13 +326,13 @@ class _Rows:
 
     fgraph: FunctionGraph
     loop: Loop
-    results: dict[Variable, tuple[Variable, int | None]]
+    results: dict[Variable, Part]
     non_sequences: list[NonSequence] = field(default_factory=list)
     reads_results: bool = False
 
     def of(self, variable: Variable, reader: Apply) -> Variable | None:
         """Return the row of a variable that only `reader` reads, None if it has none."""
-        known = self.result(variable)
+        known = value_of_rows(variable, self.results, self.loop.reverse)
         if known is not None:
             self.reads_results = True
             return known
@@ -372,16 +350,3 @@ class _Rows:
             return None
         value = producer.op(*rows)
         return value if value.type.dtype == variable.type.dtype else None
-
-    def result(self, variable: Variable) -> Variable | None:
-        """Return the body's value that a stacked output or a trace holds."""
-        value, depth = self.results.get(variable, (None, None))
-        if value is not None and depth is None:
-            return value
-        view = variable.owner
-        if view is None or not isinstance(view.op, Subtensor):
-            return None
-        value, depth = self.results.get(view.inputs[0], (None, None))
-        if depth is None or tap_of_view(view, depth, self.loop.reverse) != 0:
-            return None
-        return value

@@ -30,7 +30,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib.ops.linker_features import compiles_step_products
-from scanlib.ops.loop import Carry, Loop, State
+from scanlib.ops.loop import Carry, Loop, Part, State
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.lowered.linear_scan import LinearOptions, Parts, history_of
 from scanlib.rewrites.edit import detach
@@ -109,9 +109,8 @@ class LinearLowering:
         self.loop = loop
         self.parts = parts
         self.read = read
-        self.over_time_fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
         self.sequence_values = sequences
-        self.over_time = OverTime(loop.length(), self.over_time_fixed, self.sequence_values)
+        self.over_time = OverTime(loop, sequences)
         pieces = parts.pieces
         self.pieces = pieces and pieces.changed(lambda size: self.over_time.value(size)[0])
         self.start = self.initial()
@@ -146,7 +145,7 @@ class LinearLowering:
                 # What is both, such as a tap that becomes the one before it, is one of before.
                 for k, slot in enumerate(slots):
                     over_time.add(slot.value, self.of_slot(before, k))
-            known = {id(slot.part): self.of_part(slot.part, rows, last) for slot in slots}
+            known = {slot.part: self.of_part(slot.part, rows, last) for slot in slots}
         return over_time.results(self.loop, self.read, known, self.parts.sums)
 
     def of_part(self, part: State | Carry, rows: Variable | None, last: Variable) -> Variable:
@@ -200,19 +199,19 @@ class LinearLowering:
         initial = self.start + shift[first]
         return history_of(options, parts._replace(offset=offset, initial=initial))
 
-    def last_carries(self, history: Variable) -> dict[int, Variable]:
+    def last_carries(self, history: Variable) -> dict[Part, Variable]:
         """Return the carries after the last step: one more step, if there was any."""
         row = slice(None, 1) if self.loop.reverse else slice(-1, None)
         here = OverTime(
-            pt.minimum(self.loop.length(), 1),
-            self.over_time_fixed,
+            self.loop,
             {inner: values[row] for inner, values in self.sequence_values.items()},
             self.over_time.step_products,
+            pt.minimum(self.loop.length(), 1),
         )
         for k, slot in enumerate(self.parts.slots):
             here.add(slot.value, self.of_slot(history[row], k))
         return {
-            id(slot.part): pt.concatenate([here.rows(slot.next), slot.part.initial[None]])[0]
+            slot.part: pt.concatenate([here.rows(slot.next), slot.part.initial[None]])[0]
             for slot in self.parts.slots
         }
 

@@ -32,17 +32,16 @@ class StackTraces(LoopRewrite):
         for node in fgraph.toposort():
             if not isinstance(node.op, ElemwiseScan) or node.op.signature.has_stop:
                 continue
-            loop = Loop.from_op(node.op.scan, node.inputs)
-            parts = [*loop.states, *loop.carries, *loop.outputs]
+            loop = Loop.from_node(node)
             readers = _stack(fgraph, node, loop)
             if not readers:
                 continue
             # The initial rows alone may tell how many channels there are: an output has none.
             with self.attempt(fgraph, node), suppress(NotElementwiseError):
-                new = lower_elementwise(loop)
-                pairs = zip(parts, node.outputs, strict=True)
-                replacements = {old: new[id(part)] for part, old in pairs}
-                replacements |= {old: read(new[id(part)]) for old, part, read in readers}
+                new = lower_elementwise(loop).outputs  # the stacked ones come last
+                results = dict(zip(loop.parts, new, strict=True))
+                replacements = dict(zip(node.outputs, new, strict=False))
+                replacements |= {old: read(results[part]) for old, part, read in readers}
                 replace(fgraph, replacements, "scanlib_stack_traces")
 
 

@@ -30,6 +30,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add, and_
 
 import numpy as np
 import pytensor.tensor as pt
@@ -37,7 +39,6 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors, graph_inputs, toposort
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import SpecifyShape
@@ -45,7 +46,7 @@ from pytensor.tensor.type import TensorType
 
 from scanlib.analysis.independent_axes import independent_axes
 from scanlib.ops.gradient.pushforward import step_tangents
-from scanlib.ops.graph import conform, row_type, substitute
+from scanlib.ops.graph import conform, core_op, row_type, substitute
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.loop_rewrite import LoopRewrite
@@ -62,14 +63,9 @@ Coupling = tuple[int, int, int]
 
 def at_all_steps(loop: Loop, histories: Sequence[Variable], name: str) -> Loop:
     """Return a loop whose steps read what those of another read where states have known values."""
-    taps = [
-        SequencePart(history[state.depth + offset : offset], tap)
-        for state, history in zip(loop.states, histories, strict=True)
-        for offset, tap in state.taps.items()
-    ]
     return Loop(
         n_steps=loop.n_steps,
-        sequences=[*loop.sequences, *taps],
+        sequences=[*loop.sequences, *loop.rows_of_taps(histories)],
         non_sequences=list(loop.non_sequences),
         name=f"{loop.name or 'loop'}_{name}",
     )
@@ -131,13 +127,13 @@ class Linearization:
             steps.non_sequences.append(NonSequence(kept, share))
         moved: dict[tuple[int, int], Variable] = {}
         for source, state in enumerate(states):
-            kind, order = _like(state), self.members_first(_like(state).ndim)
+            order = self.members_first(state.type.ndim)
             initial = pt.zeros_like(state.initial).dimshuffle(0, *(axis + 1 for axis in order))
             taps = {offset: row_type(initial)() for offset in state.taps}
             steps.states.append(State(initial, taps, taps[max(taps)]))
             for offset, tap in taps.items():
-                own = tap.dimshuffle(*map(order.index, range(kind.ndim)))
-                own = own if share is None else own * self.over_row(share, kind.ndim)
+                own = tap.dimshuffle(*map(order.index, range(state.type.ndim)))
+                own = own if share is None else own * self.over_row(share, state.type.ndim)
                 moved[source, offset] = own
         nexts, given = [state.next for state in states], _rows(self.loop, histories)
         if self.diagonals is None:
@@ -205,18 +201,13 @@ def linearize(loop: Loop, jacobian: str) -> Linearization:
             for offset, tap in state.taps.items():
                 for to, other in enumerate(states):
                     if jacobian == "block":
-                        counts = _like(other).shape == _like(state).shape
+                        counts = other.type.shape == state.type.shape
                     else:
                         counts = (to, offset) == (source, -1)
                     value = _diagonal(result, other.next, tap) if counts else None
                     if value is not None:
-                        result.diagonals[to, source, offset] = conform(value, _like(other))
+                        result.diagonals[to, source, offset] = conform(value, other.type)
     return result
-
-
-def _like(state: State) -> TensorType:
-    """Return the type of a state's rows."""
-    return next(iter(state.taps.values())).type
 
 
 def _have_equal_sizes(
@@ -329,7 +320,7 @@ def _step(node: Apply, found: dict[Variable, _Moved], live: set[Variable]) -> _M
             part = found[each].scaled(node.op(*units))
             total = part if total is None else total.plus(part)
         return total
-    op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+    op = core_op(node)
     if isinstance(op, Dot) and len(node.inputs) == 2 and node.inputs[0] not in live:
         matrix, column = node.inputs
         before = found[column]
@@ -369,21 +360,21 @@ class SolveByNewton(LoopRewrite):
 def solution(node: Apply) -> list[Variable]:
     """Return what takes the place of the results of a loop that is solved by Newton's method."""
     op: NewtonScan = node.op
-    loop = Loop.from_op(op.scan, node.inputs)
+    loop = Loop.from_node(node)
     kinds = [history.type for history in op.results(node.outputs).histories]
-    solved = _iterations(op, loop)
-    histories = [conform(rows, kind) for rows, kind in zip(solved.histories, kinds, strict=True)]
-    failed = pt.invert(pt.all(solved.converged))
-    waiting = pt.switch(solved.converged, -1.0, solved.residual)
-    worst = pt.argmax(_flat(waiting, -1.0))
+    made, found = _iterations(op, loop)
+    histories = [conform(rows, kind) for rows, kind in zip(made, kinds, strict=True)]
+    residual, count = found["residual"], found["iterations"]
+    failed = pt.invert(pt.all(found["converged"]))
+    worst = pt.argmax(_flat(pt.switch(found["converged"], -1.0, residual), -1.0))
     if op.options.otherwise == "sequential":
         histories = _run_if(failed, loop, histories)
     else:
         check = CheckedConvergence(not_converged(op.scan.name, op.scan.labels.function))
-        numbers = [solved.count, _flat(solved.step, 0)[worst], _flat(solved.residual, 0.0)[worst]]
+        numbers = [count, _flat(found["its step"], 0)[worst], _flat(residual, 0.0)[worst]]
         histories = [check(rows, failed, *numbers) for rows in histories]
     outputs = along(loop, histories, [out.value for out in loop.outputs]) if loop.outputs else []
-    results = [*histories, *outputs, solved.count, pt.max(_flat(solved.residual, 0.0))]
+    results = [*histories, *outputs, count, pt.max(_flat(residual, 0.0))]
     return [conform(new, old.type) for new, old in zip(results, node.outputs, strict=True)]
 
 
@@ -438,19 +429,11 @@ class _Members:
         return pt.invert(self.converged.value | self.lost.value)
 
 
-@dataclass
-class _Solved:
-    """What the iterations end with."""
+def _iterations(op: NewtonScan, loop: Loop) -> tuple[list[Variable], dict[str, Variable]]:
+    """Return the histories that iterations end with, and what they say of members, by `MEMBERS`.
 
-    histories: list[Variable]
-    converged: Variable
-    residual: Variable
-    step: Variable
-    count: Variable
-
-
-def _iterations(op: NewtonScan, loop: Loop) -> _Solved:
-    """Return the results of the loop over iterations, which starts from the last initial rows."""
+    The loop over iterations starts from the last initial rows.
+    """
     inputs = loop.outer_inputs()
     outer = [v for v in dict.fromkeys(inputs) if not isinstance(v, Constant)]
     inner = {variable: variable.type(name=variable.name) for variable in outer}
@@ -487,8 +470,8 @@ def _iterations(op: NewtonScan, loop: Loop) -> _Solved:
     _iterate(linear, op.options, histories, members)
     result.stop = pt.all(members.converged.next | members.lost.next)
     carries = result.apply().carries
-    converged, _, _, residual, at_step, counted = carries[len(histories) :]
-    return _Solved(carries[: len(histories)], converged, residual, at_step, counted)
+    found = dict(zip(MEMBERS, carries[len(histories) :], strict=True))
+    return carries[: len(histories)], found
 
 
 def _iterate(
@@ -552,20 +535,20 @@ def _typed(number: float, like: Variable) -> Variable:
 
 def _all(linear: Linearization, conditions: Sequence[Variable]) -> Variable:
     """Return, for each member, whether conditions hold at all steps."""
-    result: Variable | None = None
-    for rows in conditions:
-        rest = [axis + 1 for axis in linear.rest(rows.type.ndim - 1)]
-        holds = pt.all(rows, axis=[0, *rest])
-        result = holds if result is None else result & holds
-    return result
+
+    def of_state(rows: Variable) -> Variable:
+        return pt.all(rows, axis=[0, *(axis + 1 for axis in linear.rest(rows.type.ndim - 1))])
+
+    return reduce(and_, map(of_state, conditions))
 
 
 def _norms(linear: Linearization, residuals: Sequence[Variable]) -> Variable:
     """Return the norm of the residuals at each step, for each member; infinity for NaN."""
-    squares: Variable | None = None
-    for rows in residuals:
+
+    def of_state(rows: Variable) -> Variable:
         rest = [axis + 1 for axis in linear.rest(rows.type.ndim - 1)]
         own = pt.cast(rows, "float64") ** 2
-        own = pt.sum(own, axis=rest) if rest else own
-        squares = own if squares is None else squares + own
+        return pt.sum(own, axis=rest) if rest else own
+
+    squares = reduce(add, map(of_state, residuals))
     return pt.switch(pt.isnan(squares), float("inf"), pt.sqrt(squares))

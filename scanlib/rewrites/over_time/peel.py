@@ -25,8 +25,9 @@ All of them give a result of zero rows for zero steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
+from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
@@ -42,7 +43,7 @@ from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Dot
 from pytensor.tensor.math import Sum as TensorSum
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
 
 from scanlib._compat import (
     INDEX_READS,
@@ -54,18 +55,16 @@ from scanlib._compat import (
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.graph import conform, row_type, substitute
+from scanlib.ops.graph import conform, core_op, row_type, substitute, with_axes
 from scanlib.ops.linker_features import CompilesStepProducts
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.row_ops.checked_rows import checked_places
 from scanlib.ops.row_ops.step_products import StepProducts
-from scanlib.rewrites.edit import past_values
 from scanlib.rewrites.over_time.split_cost import (
     BOUND,
     HEAVY,
-    core,
     is_function,
     kind,
     multiplies_in_batches,
@@ -83,29 +82,28 @@ class OverTime:
 
     Parameters
     ----------
-    length : Variable
-        The number of steps.
-    fixed : mapping of Variable to Variable
-        Body variables that are the same at every step, and their values.
+    loop : Loop
+        Its non-sequences are the same at every step.
     varying : mapping of Variable to Variable
         Body variables that differ, and all their values, time first.
     step_products : bool
         Whether products of all steps are one `StepProducts`; see `CompilesStepProducts`.
+    length : Variable, optional
+        The number of steps, where it is another than the loop's.
     """
 
     def __init__(
         self,
-        length: Variable,
-        fixed: dict[Variable, Variable],
+        loop: Loop,
         varying: dict[Variable, Variable],
         step_products: bool = False,
+        length: Variable | None = None,
     ) -> None:
-        self.length = length
+        self.length = loop.length() if length is None else length
         self.step_products = step_products
-        self.fixed = dict(fixed)
+        self.fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
         self.varying = dict(varying)
-        self.given_fixed = set(fixed)
-        self.given = set(varying)
+        self.given = {*self.fixed, *varying}
 
     def add(self, variable: Variable, values: Variable) -> None:
         """Give the values of one more body variable."""
@@ -152,87 +150,88 @@ class OverTime:
         if not any(has_time for _, has_time in inputs):
             made = node.clone_with_new_inputs(values, strict=False).outputs
             self.fixed.update(zip(node.outputs, made, strict=True))
-            return
-        if isinstance(node.op, Shape | Shape_i):
+        elif isinstance(node.op, Shape | Shape_i):
             sizes = values[0].shape  # the same at every step
             self.fixed[node.outputs[0]] = (
                 sizes[1:] if isinstance(node.op, Shape) else sizes[node.op.i + 1]
             )
-            return
-        if isinstance(node.op, Dot) and all(value.type.ndim >= 2 for value in values):
-            ranks = [inp.type.ndim for inp in node.inputs]
-            if ranks == [2, 2]:
-                self.varying[node.outputs[0]] = self._product(*inputs)
-                return
-        if isinstance(node.op, ScalarFromTensor):
-            self.varying[node.outputs[0]] = values[0]  # read by `gathers` alone
-            return
+        else:
+            self.varying.update(zip(node.outputs, self._at_all_steps(node, inputs), strict=True))
+
+    def _at_all_steps(self, node: Apply, inputs: list[Value]) -> list[Variable]:
+        """Return what a node computes at all steps, given its inputs, of which some differ."""
+        values, varies = [value for value, _ in inputs], [has_time for _, has_time in inputs]
+        op = core_op(node)
+        if isinstance(node.op, Dot) and [inp.type.ndim for inp in node.inputs] == [2, 2]:
+            return [self._product(*inputs)]
+        if isinstance(op, ScalarFromTensor):
+            return values[:1]  # read by `_gathered` alone
+        if isinstance(op, IncSubtensor):
+            return [self._written(node)]
         if varying_index(node, self.varying.__contains__):
-            if isinstance(node.op, Subtensor):
-                self.varying[node.outputs[0]] = gathered(node, self.value, self.length)
-            else:
-                self.varying[node.outputs[0]] = written(node, self.rows, self.value, self.length)
-            return
-        if isinstance(node.op, IncSubtensor) and not any(varies for _, varies in inputs[2:]):
-            self.varying[node.outputs[0]] = self._changed_part(node)
-            return
-        kernel = self._kernel(node)
-        if kernel is not None:
-            self.varying[node.outputs[0]] = kernel
-            return
-        if isinstance(node.op, Join) and self._join(node):
-            return
-        if isinstance(node.op, Split) and self._split(node):
-            return
-        special = batched(node, inputs)
-        if special is not None:
-            self.varying[node.outputs[0]] = special
-            return
-        if LOG_SUM_EXP is not None and isinstance(node.op, LOG_SUM_EXP):
-            axes = [axis + 1 for axis in node.op.axis]
-            self.varying[node.outputs[0]] = pt.logsumexp(values[0], axis=axes)
-            return
+            return [self._gathered(node)]
+        if isinstance(op, Elemwise):
+            kernel = self._kernel(node)
+            if kernel is not None:
+                return [kernel]
+        if isinstance(op, Join):
+            axis, parts = join_of(node)
+            if axis is not None:
+                return [pt.join(axis + 1, *map(self.rows, parts))]
+        if isinstance(op, Split):
+            whole, axis, sizes = split_of(node)
+            splits, sizes_vary = self.value(sizes)
+            if axis is not None and not sizes_vary:
+                count = len(node.outputs)
+                made = pt.split(self.rows(whole), splits, n_splits=count, axis=axis + 1)
+                return made if isinstance(made, list) else [made]
+        if isinstance(op, CheckAndRaise):
+            return [_check(op, inputs)]
+        if isinstance(op, INDEX_READS) and varies == [False, True]:
+            return [values[0][values[1]]]
+        if isinstance(op, SolveBase) and varies == [False, True] and values[0].type.ndim == 2:
+            return [_solve(op, *values)]
+        if isinstance(op, Reshape) and varies == [True, False]:
+            return [_reshape(node, *values)]
+        if LOG_SUM_EXP is not None and isinstance(op, LOG_SUM_EXP):
+            return [pt.logsumexp(values[0], axis=[axis + 1 for axis in op.axis])]
         made = vectorize_rule(node.op, node, *values)
-        outputs = made.outputs if isinstance(made, Apply) else made
-        self.varying.update(zip(node.outputs, outputs, strict=True))
+        return made.outputs if isinstance(made, Apply) else made
 
-    def _join(self, node: Apply) -> bool:
-        axis, parts = join_of(node)
-        if axis is not None:
-            rows = [self.rows(part) for part in parts]
-            self.varying[node.outputs[0]] = pt.join(axis + 1, *rows)
-        return axis is not None
+    def _gathered(self, node: Apply) -> Variable:
+        """Return what a node reads at a place that differs from step to step."""
+        (array, varies), (places, _) = self.value(node.inputs[0]), self.value(node.inputs[1])
+        if not varies:
+            return array[checked_places(places, array)]
+        return array[pt.arange(self.length), checked_places(places, array, axis=1)]
 
-    def _split(self, node: Apply) -> bool:
-        whole, axis, sizes = split_of(node)
-        splits, varies = self.value(sizes)
-        if axis is None or varies:
-            return False
-        count = len(node.outputs)
-        made = pt.split(self.rows(whole), splits, n_splits=count, axis=axis + 1)
-        parts = made if isinstance(made, list) else [made]
-        self.varying.update(zip(node.outputs, parts, strict=True))
-        return True
-
-    def _changed_part(self, node: Apply) -> Variable:
-        """Return arrays of which a part, the same at every step, was set or added to."""
-        arrays, parts = self.rows(node.inputs[0]), self.rows(node.inputs[1])
-        places = [self.value(place)[0] for place in node.inputs[2:]]
-        where = arrays[(slice(None), *indices_from_subtensor(places, node.op.idx_list))]
-        missing = where.type.ndim - parts.type.ndim
-        if missing:
-            parts = pt.expand_dims(parts, tuple(range(1, 1 + missing)))
+    def _written(self, node: Apply) -> Variable:
+        """Return arrays of which a part was set or added to, at places that may differ."""
+        arrays, (places, varies) = self.rows(node.inputs[0]), self._places(node)
+        index: tuple[Any, ...] = (slice(None), *places)
+        if varies:
+            index = (pt.arange(self.length), checked_places(places[0], arrays, axis=1))
+        target = arrays[index]
         change = pt.set_subtensor if node.op.set_instead_of_inc else pt.inc_subtensor
-        return change(where, parts)
+        values = self.rows(node.inputs[1])
+        return change(target, with_axes(values, 1, target.type.ndim - values.type.ndim))
+
+    def _places(self, node: Apply) -> tuple[list[Any], bool]:
+        """Return the indices at which a node writes, and whether they differ from step to step."""
+        found = [self.value(place) for place in node.inputs[2:]]
+        places = [place for place, _ in found]
+        if any(varies for _, varies in found):
+            return places, True
+        return list(indices_from_subtensor(places, node.op.idx_list)), False
 
     def _kernel(self, node: Apply) -> Variable | None:
         """Return a node's values as a loop of elementwise work; see `split_cost`.
 
         The loop holds all elementwise work above the node, if there is a function among it.
         """
-        if not isinstance(node.op, Elemwise) or not config.scanlib__lower:
+        if not config.scanlib__lower:
             return None
-        region, ends = elementwise_region(node, [*self.given_fixed, *self.given])
+        region, ends = elementwise_region(node, self.given)
         if not any(is_function(member) for member in region):
             return None
         rows: dict[Variable, Variable] = {}
@@ -254,7 +253,7 @@ class OverTime:
         self,
         loop: Loop,
         read: Sequence[bool],
-        known: Mapping[int, Variable | None],
+        known: Mapping[Part, Variable | None],
         sums: Iterable[tuple[State | Carry, Variable]],
     ) -> list[Variable | None]:
         """Return those results of a loop that are read, None for the others.
@@ -264,25 +263,23 @@ class OverTime:
         loop : Loop
         read : sequence of bool
         known : mapping
-            The results of parts that a loop computes, by the `id` of the part.
+            The results of parts that a loop computes.
         sums : iterable of (State or Carry, Variable)
             The parts that are sums over time, with what a step adds.
         """
-        added = {id(part): value for part, value in sums}
+        added = dict(sums)
         found: list[Variable | None] = []
-        every: list[State | Carry | Output] = [*loop.states, *loop.carries, *loop.outputs]
-        for part, is_read in zip(every, read, strict=True):
+        for part, is_read in zip(loop.parts, read, strict=True):
             if not is_read:
                 found.append(None)
-            elif id(part) in known:
-                found.append(known[id(part)])
+            elif part in known:
+                found.append(known[part])
             elif isinstance(part, Output):
                 found.append(self.rows(part.value))
             else:
-                total = self.total(added[id(part)])
                 is_state = isinstance(part, State)
-                first, past = (part.initial[0] if is_state else part.initial), past_values(part)
-                last = conform(first + total, past[0].type)
+                first = part.initial[0] if is_state else part.initial
+                last = conform(first + self.total(added[part]), part.type)
                 found.append(last[None] if is_state else last)
         return found
 
@@ -290,29 +287,18 @@ class OverTime:
 
     def total(self, variable: Variable) -> Variable:
         """Return the sum over time of a body variable."""
-        value, has_time = self._shallow(variable)
-        if value is not None and not has_time:
-            return value * self.length.astype(variable.type.dtype)
-        special = None
-        if value is None and variable.owner is not None:
-            special = self._total_of(variable.owner)
+        if not self.varies(variable):
+            return self.value(variable)[0] * self.length.astype(variable.type.dtype)
+        is_known = variable in self.varying or variable.owner is None
+        special = None if is_known else self._total_of(variable.owner)
         if special is not None:
             return special
         return self.rows(variable).sum(axis=0, dtype=variable.type.dtype)
 
-    def _shallow(self, variable: Variable) -> tuple[Variable | None, bool]:
-        """Return the value of a variable that is known without evaluating a node."""
+    def varies(self, variable: Variable) -> bool:
+        """Whether a body variable differs from step to step."""
         if variable in self.varying:
-            return self.varying[variable], True
-        if isinstance(variable, Constant):
-            return variable, False
-        if variable in self.fixed:
-            return self.fixed[variable], False
-        if not self._varies(variable):
-            return self.value(variable)[0], False
-        return None, True
-
-    def _varies(self, variable: Variable) -> bool:
+            return True
         above = toposort([variable], blockers=[*self.fixed, *self.varying])
         return any(inp in self.varying for node in above for inp in node.inputs)
 
@@ -321,7 +307,7 @@ class OverTime:
         if any(inp.type.dtype != out.type.dtype for inp in _summed(node)):
             return None  # small integers would wrap around
         if isinstance(op, IncSubtensor) and self._is_scattered(node):
-            return scattered(node, self.rows, self.value)
+            return self._scattered(node)
         if isinstance(op, DimShuffle | SpecifyShape):
             return op(self.total(node.inputs[0]), *node.inputs[1:])
         if isinstance(op, TensorSum):
@@ -340,13 +326,26 @@ class OverTime:
 
     def _is_scattered(self, node: Apply) -> bool:
         """Whether a step adds to zeros at a place that differs from step to step."""
-        if node.op.set_instead_of_inc or self._varies_or_known(node.inputs[0]):
+        if node.op.set_instead_of_inc or self.varies(node.inputs[0]):
             return False
-        return is_zeros(node.inputs[0]) and varying_index(node, self._varies_or_known)
+        return is_zeros(node.inputs[0]) and varying_index(node, self.varies)
+
+    def _scattered(self, node: Apply) -> Variable:
+        """Return an array to which a node adds at every step, with the addends of all steps."""
+        array = self.value(node.inputs[0])[0]
+        places = checked_places(self.value(node.inputs[2])[0], array)
+        values = self.rows(node.inputs[1])
+        values = with_axes(values, 1, array.type.ndim - values.type.ndim)
+        # PyTensor takes a single row for one that is to be broadcast, and refuses it.
+        missing = pt.eq(places.shape[0], 1).astype("int64")
+        zeros = pt.zeros((missing, *tuple(values.shape)[1:]), dtype=values.type.dtype)
+        values = pt.concatenate([values, zeros])
+        places = pt.concatenate([places, pt.zeros((missing,), dtype=places.type.dtype)])
+        return pt.inc_subtensor(array[places], values)
 
     def _total_scaled(self, node: Apply) -> Variable | None:
-        constant = [inp for inp in node.inputs if not self._varies_or_known(inp)]
-        varying = [inp for inp in node.inputs if self._varies_or_known(inp)]
+        constant = [inp for inp in node.inputs if not self.varies(inp)]
+        varying = [inp for inp in node.inputs if self.varies(inp)]
         if constant and len(varying) == 1:
             factors = [self.value(inp)[0] for inp in constant]
             return pt.mul(self.total(varying[0]), *factors)
@@ -363,14 +362,11 @@ class OverTime:
             values[0] = (self.rows(factors[0]), True)
         return pt.mul(*(value for value, _ in values)) if len(values) > 1 else values[0][0]
 
-    def _varies_or_known(self, variable: Variable) -> bool:
-        return variable in self.varying or self._varies(variable)
-
     def _total_product(self, left: Variable, right: Variable) -> Variable:
         """Return ``Σ_t X_t Y_t``."""
-        if not self._varies_or_known(left):
+        if not self.varies(left):
             return pt.dot(self.value(left)[0], self.total(right))
-        if not self._varies_or_known(right):
+        if not self.varies(right):
             return pt.dot(self.total(left), self.value(right)[0])
         x, y = self.rows(left), self.rows(right)
         if x.type.shape[2] == 1 or y.type.shape[1] == 1:
@@ -425,30 +421,6 @@ def _product(one: Value, two: Value) -> Variable:
 
 
 Value = tuple[Variable, bool]
-
-
-def batched(node: Apply, inputs: list[Value]) -> Variable | None:
-    """Return the values of a node for all steps, None if it has no form of its own.
-
-    Parameters
-    ----------
-    node : Apply
-        A node of a body.
-    inputs : list of (Variable, bool)
-        Its inputs' values, and whether they have a time axis. One of them has.
-    """
-    op = core(node)
-    values = [value for value, _ in inputs]
-    varies = [has_time for _, has_time in inputs]
-    if isinstance(op, CheckAndRaise):
-        return _check(op, inputs)
-    if isinstance(node.op, INDEX_READS):
-        return values[0][values[1]] if varies == [False, True] and len(values) == 2 else None
-    if isinstance(op, SolveBase) and varies == [False, True] and values[0].type.ndim == 2:
-        return _solve(op, *values)
-    if isinstance(op, Reshape) and varies == [True, False]:
-        return _reshape(node, *values)
-    return None
 
 
 def _check(op: CheckAndRaise, inputs: list[Value]) -> Variable:
@@ -507,45 +479,6 @@ def elementwise_region(
                 seen.add(above)
                 pending.append(above)
     return region, list(ends)
-
-
-ValueOf = Callable[[Variable], Value]
-
-
-def gathered(node: Apply, value: ValueOf, length: Variable) -> Variable:
-    """Return what a node reads at all steps."""
-    (array, varies), (places, _) = value(node.inputs[0]), value(node.inputs[1])
-    if not varies:
-        return array[checked_places(places, array)]
-    return array[pt.arange(length), checked_places(places, array, axis=1)]
-
-
-def written(
-    node: Apply, rows: Callable[[Variable], Variable], value: ValueOf, length: Variable
-) -> Variable:
-    """Return the arrays in which a node writes at all steps."""
-    arrays, (places, _) = rows(node.inputs[0]), value(node.inputs[2])
-    change = pt.set_subtensor if node.op.set_instead_of_inc else pt.inc_subtensor
-    target = arrays[pt.arange(length), checked_places(places, arrays, axis=1)]
-    return change(target, _like(rows(node.inputs[1]), target))
-
-
-def scattered(node: Apply, rows: Callable[[Variable], Variable], value: ValueOf) -> Variable:
-    """Return an array to which a node adds at every step, with the addends of all steps."""
-    array = value(node.inputs[0])[0]
-    places = checked_places(value(node.inputs[2])[0], array)
-    values = _like(rows(node.inputs[1]), array)
-    # PyTensor takes a single row for one that is to be broadcast, and refuses it.
-    missing = pt.eq(places.shape[0], 1).astype("int64")
-    zeros = pt.zeros((missing, *tuple(values.shape)[1:]), dtype=values.type.dtype)
-    values = pt.concatenate([values, zeros])
-    places = pt.concatenate([places, pt.zeros((missing,), dtype=places.type.dtype)])
-    return pt.inc_subtensor(array[places], values)
-
-
-def _like(values: Variable, target: Variable) -> Variable:
-    missing = target.type.ndim - values.type.ndim
-    return pt.expand_dims(values, tuple(range(1, 1 + missing))) if missing else values
 
 
 class AllowStepProducts(LoopRewrite):

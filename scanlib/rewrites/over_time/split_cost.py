@@ -80,7 +80,7 @@ from pytensor.tensor.subtensor import (
 )
 
 from scanlib._compat import INDEX_READS, INDEXED_BY_VECTOR, LOG_SUM_EXP, split_of
-from scanlib.ops.graph import is_linear_algebra, is_tensor
+from scanlib.ops.graph import applies, core_op, is_linear_algebra, is_tensor
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 
@@ -112,11 +112,6 @@ _ARITHMETIC = (
 )
 
 
-def core(node: Apply) -> object:
-    """Return the Op of a node, without the batch around it."""
-    return node.op.core_op if isinstance(node.op, Blockwise) else node.op
-
-
 def batch_rank(node: Apply) -> int:
     """Return how many axes of a node's result belong to a batch around its Op."""
     return node.op.batch_ndim(node) if isinstance(node.op, Blockwise) else 0
@@ -126,7 +121,7 @@ def kind(node: Apply, varies: Callable[[Variable], bool]) -> str:
     """Return the kind of a node of a body; `varies` says what differs from step to step."""
     if not all(is_tensor(v) or _is_scalar(v) for v in (*node.inputs, *node.outputs)):
         return BOUND
-    op = core(node)
+    op = core_op(node)
     if isinstance(op, Dot):
         return _kind_of_product(node, varies)
     if isinstance(op, SolveBase) and not varies(node.inputs[0]) and not batch_rank(node):
@@ -169,7 +164,7 @@ def of_differing_shapes(roots: list[Variable], varying: Iterable[Variable]) -> s
 
 def _has_a_size_of_its_own(node: Apply, varies: Callable[[Variable], bool]) -> bool:
     """Whether the shape of a node's result depends on values that differ from step to step."""
-    op = core(node)
+    op = core_op(node)
     if isinstance(op, INDEX_READS):
         index: Any = op
         indices = indices_from_subtensor(node.inputs[1:], index.idx_list)
@@ -225,7 +220,7 @@ def _fixed_sizes(node: Apply, varies: Callable[[Variable], bool]) -> bool:
 
 def multiplies_a_vector(node: Apply, varies: Callable[[Variable], bool]) -> bool:
     """Whether a product reads its whole matrix for one row; solves count as such."""
-    if not isinstance(core(node), Dot):
+    if not isinstance(core_op(node), Dot):
         return True
     left, right = node.inputs
     return left.type.shape[-2] == 1 if varies(left) else right.type.shape[-1] == 1
@@ -256,24 +251,26 @@ def is_view(node: Apply) -> bool:
 
 def is_arithmetic(node: Apply) -> bool:
     """Whether computing a node's result again costs less than storing it."""
-    if isinstance(node.op, Elemwise):
-        return isinstance(node.op.scalar_op, _ARITHMETIC)
-    return is_view(node) or isinstance(node.op, Alloc | Shape | Shape_i | MakeVector)
+    return (
+        applies(node, _ARITHMETIC)
+        or is_view(node)
+        or isinstance(node.op, Alloc | Shape | Shape_i | MakeVector)
+    )
 
 
 def is_function(node: Apply) -> bool:
     """Whether a node is elementwise, and scanlib's kernels are faster at it than PyTensor's."""
-    return isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, FUNCTIONS)
+    return applies(node, FUNCTIONS)
 
 
 def is_sum_of_products(node: Apply) -> bool:
     """Whether the sum over time of a node's result is one matrix product."""
-    return isinstance(core(node), Dot) or outer_factors(node) is not None
+    return isinstance(core_op(node), Dot) or outer_factors(node) is not None
 
 
 def outer_factors(node: Apply) -> tuple[list[Variable], list[Variable]] | None:
     """Return the columns and the rows whose outer product a node computes, None if it does not."""
-    if not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Mul):
+    if not applies(node, ps.Mul):
         return None
     columns, rows = [], []
     for inp in node.inputs:

@@ -74,22 +74,26 @@ def _adds_rows_of_loops(node: Apply | None) -> bool:
     return found
 
 
+def _rows_in_zeros(node: Apply) -> tuple[Apply, _Slice] | None:
+    """Return what makes the zeros into which rows are written, and these; None for other writes."""
+    whole, place, out = node.inputs[0].owner, _axis_slice(node), node.outputs[0].type
+    if whole is None or not isinstance(whole.op, Alloc) or not is_zeros(node.inputs[0]):
+        return None
+    if place is None or place[0] != 0:
+        return None
+    kind = place[1].value.type
+    # A single row may be written to many places.
+    is_same = kind.broadcastable == (False, *out.broadcastable[1:]) and kind.dtype == out.dtype
+    return (whole, place[1]) if is_same else None
+
+
 def _behind_zeros(node: Apply) -> Variable | None:
     """Return the rows that are written at the end of an array of zeros, behind the other zeros."""
-    whole, place = node.inputs[0].owner, _axis_slice(node)
-    if (
-        place is None
-        or whole is None
-        or not isinstance(whole.op, Alloc)
-        or not is_zeros(node.inputs[0])
-    ):
+    found = _rows_in_zeros(node)
+    if found is None:
         return None
-    axis, (start, stop, rows) = place
-    if axis or stop is not None or not isinstance(start, int) or start < 1:
-        return None
-    if rows.type.broadcastable != (False, *node.outputs[0].type.broadcastable[1:]):
-        return None
-    if rows.type.dtype != node.outputs[0].type.dtype:
+    whole, (start, stop, rows) = found
+    if stop is not None or not isinstance(start, int) or start < 1:
         return None
     zero, length, *sizes = whole.inputs
     kind = rows.type.clone(shape=(None, *node.outputs[0].type.shape[1:]))
@@ -186,21 +190,11 @@ def pad_rows_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
     They are its results, or elementwise functions of them, as the outer products are that a matrix
     of each step gets.
     """
-    zeros, rows = node.inputs[:2]
-    index = node.op.idx_list
-    if len(index) != 1 or not isinstance(index[0], slice):
+    found = _rows_in_zeros(node)
+    if found is None:
         return None
-    if index[0].start is not None or index[0].step is not None or index[0].stop is None:
-        return None
-    if not is_of_loop(rows):
-        return None
-    whole = zeros.owner
-    if whole is None or not isinstance(whole.op, Alloc) or not is_zeros(zeros):
-        return None
-    if rows.type.dtype != zeros.type.dtype:
-        return None
-    # A single row may be written to many places.
-    if rows.type.broadcastable != (False, *zeros.type.broadcastable[1:]):
+    whole, (start, stop, rows) = found
+    if start is not None or stop is None or not is_of_loop(rows):
         return None
     new = PaddedRows()(rows, whole.inputs[1])
     return [new] if node.outputs[0].type.is_super(new.type) else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
@@ -12,14 +11,12 @@ from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import Subtensor
 
-from scanlib.ops.graph import depends_on, substitute
+from scanlib.ops.graph import applies, depends_on, substitute
 from scanlib.ops.loop import NonSequence
 from scanlib.ops.row_ops.triangular import true_shapes
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.inline import write_out_graphs
-from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
-
-_CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
+from scanlib.rewrites.pytensor_rewrites import CANONICAL, BodyRewrite, run_query
 
 # Scalar work that costs less than reading its result again; compilers hoist it by themselves.
 _CHEAP = (
@@ -43,7 +40,7 @@ def canonicalize_body(edit: LoopEdit) -> None:
 def _canonicalize(body: FunctionGraph) -> None:
     write_out_graphs.rewrite(body)
     true_shapes.rewrite(body)
-    run_query(_CANONICAL, body)
+    run_query(CANONICAL, body)
 
 
 _canonical = BodyRewrite(_canonicalize, settles=True)
@@ -99,7 +96,7 @@ def _worth_hoisting(variable: Variable) -> bool:
         return bool(variable.type.ndim > 0)  # what remains may be elementwise
     if isinstance(node.op, _NOT_WORTH_IT) or getattr(node.op, "view_map", None):
         return False
-    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Second):
+    if applies(node, ps.Second):
         return False
     if getattr(variable.type, "ndim", 0) > 0:
         return True

@@ -7,6 +7,7 @@ keeps only its last rows; the check then moves into the loop.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytensor.tensor as pt
@@ -16,7 +17,7 @@ from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from scanlib._compat import IfElse
 from scanlib.lengths.numbers import constant_index
-from scanlib.ops.loop import Loop, State
+from scanlib.ops.loop import Loop, Output, Part, State
 from scanlib.ops.row_ops.checked_rows import CheckedValue
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import LoopEdit
@@ -58,12 +59,12 @@ def _indices(node: Apply) -> tuple:
     return tuple(indices_from_subtensor(node.inputs[1:], node.op.idx_list))
 
 
-def tap_of_view(node: Apply | None, depth: int, reverse: bool = False) -> int | None:
+def tap_of_view(node: Apply, depth: int, reverse: bool = False) -> int | None:
     """Return the tap whose values at all steps a view of a history holds.
 
     It is 0 for the next value, whose rows are the trace; None for all other views.
     """
-    if node is None or not isinstance(node.op, Subtensor):
+    if not isinstance(node.op, Subtensor):
         return None
     indices = _indices(node)
     if len(indices) != 1 or not isinstance(indices[0], slice) or indices[0].step is not None:
@@ -73,6 +74,26 @@ def tap_of_view(node: Apply | None, depth: int, reverse: bool = False) -> int | 
     if start is None or stop is None or stop > 0 or start - stop != depth:
         return None
     return -start if reverse else start - depth
+
+
+def value_of_rows(
+    rows: Variable, results: Mapping[Variable, Part], reverse: bool
+) -> Variable | None:
+    """Return the value of a step whose rows, one for each step, a variable holds; None for others.
+
+    It is an output, or a tap or the next value of a state that is stored. `results` are those of
+    the loop, with their parts.
+    """
+    part, view = results.get(rows), rows.owner
+    if isinstance(part, Output):
+        return part.value
+    state = None if view is None or not view.inputs else results.get(view.inputs[0])
+    if not isinstance(state, State) or state.untraced:
+        return None
+    offset = tap_of_view(view, state.depth, reverse)
+    if offset is None:
+        return None
+    return state.next if offset == 0 else state.taps.get(offset)
 
 
 def last_row_reads(
@@ -143,7 +164,7 @@ def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
     for state in loop.states:
         if state.untraced or not edit.is_read(state):
             continue
-        reads, only = last_row_reads(edit.fgraph, edit.result(state), state.depth)
+        reads, only = last_row_reads(edit.fgraph, edit.old[state], state.depth)
         if not only or not reads:
             continue
         # A branch that is not taken reads no row: the loop must not miss it. See `check_last_rows`.
@@ -162,7 +183,7 @@ def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
     edit.changed = True
     replacements = edit.replacements()
     for state, reads in pending:
-        kept = replacements.pop(edit.result(state))
+        kept = replacements.pop(edit.old[state])
         for read in reads:
             replacements[read.old] = read.of(kept)
     return replacements
@@ -172,7 +193,7 @@ def _deepen(state: State, depth: int) -> None:
     """Make a state keep `depth` rows; the initial rows added are never read."""
     missing = depth - state.depth
     filler = pt.zeros((missing, *state.initial.shape[1:]), dtype=state.initial.type.dtype)
-    state.taps[-depth] = next(iter(state.taps.values())).type()
+    state.taps[-depth] = state.type()
     state.initial = pt.concatenate([filler, state.initial])
 
 

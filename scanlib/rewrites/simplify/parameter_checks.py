@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from pytensor.compile.mode import optdb
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import rewrite_step
+from scanlib.rewrites.pytensor_rewrites import CANONICAL
 from scanlib.rewrites.simplify.simplify import replace
 
 # The names under which PyMC registers its rewrites.
@@ -36,7 +36,7 @@ class ChecksInSteps(LoopRewrite):
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         # This rewrite is registered under the same name: it finds the loops in the step.
-        query = RewriteDatabaseQuery(include=["canonicalize", "merge", self.tag])
+        query = CANONICAL.including(self.tag)
         for node in list(fgraph.toposort()):
             if isinstance(node.op, Scan) and _has_checks(node.op.body):
                 with self.attempt(fgraph, node):

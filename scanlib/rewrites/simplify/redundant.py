@@ -26,10 +26,10 @@ from pytensor.tensor.elemwise import DimShuffle
 from scanlib._compat import freeze_graph
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.graph import is_tensor, substitute
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State, past_rows
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask, steps_of
-from scanlib.rewrites.edit import Lookup, LoopEdit, past_values
+from scanlib.rewrites.edit import Lookup, LoopEdit
 
 
 def drop_unread_results(edit: LoopEdit) -> None:
@@ -38,13 +38,13 @@ def drop_unread_results(edit: LoopEdit) -> None:
     for output in list(loop.outputs):
         if not edit.is_read(output):
             edit.drop(output)
-    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
     roots: list[Variable] = [output.value for output in loop.outputs]
     if loop.stop is not None:
         roots.append(loop.stop)
-    live = live_parts(recurrent, roots, [part for part in recurrent if edit.is_read(part)])
-    for part in recurrent:
-        if not any(part is known for known in live):
+    read = [part for part in loop.recurrent if edit.is_read(part)]
+    live = live_parts(loop.recurrent, roots, read)
+    for part in loop.recurrent:
+        if part not in live:
             edit.drop(part)
 
 
@@ -57,11 +57,8 @@ def live_parts(
     live = list(read)
     while True:
         needed = set(ancestors([*roots, *(part.next for part in live)]))
-        more = [
-            part
-            for part in recurrent
-            if not any(part is known for known in live) and needed.intersection(past_values(part))
-        ]
+        waiting = [part for part in recurrent if part not in live]
+        more = [part for part in waiting if needed.intersection(part.taps.values())]
         if not more:
             return live
         live += more
@@ -108,18 +105,16 @@ def fill_mask(fgraph: FunctionGraph, node: Apply) -> list[Variable]:
 def forward_constants(edit: LoopEdit) -> None:
     """Turn carries, and states that are not stored, into non-sequences where nothing changes."""
     loop = edit.loop
-    parts: list[State | Carry] = [*loop.states, *loop.carries]
-    for part in parts:
+    for part in loop.recurrent:
+        old, outer = part.taps.get(-1), part.initial
+        if part.next is not old:
+            continue
         if isinstance(part, State):
-            if not part.untraced or set(part.taps) != {-1} or part.next is not part.taps[-1]:
+            if not part.untraced or set(part.taps) != {-1}:
                 continue
             if loop.required_steps:
                 continue  # the check that there are steps belongs to the state
-            old, outer = part.taps[-1], part.initial[0]
-        elif part.next is part.value:
-            old, outer = part.value, part.initial
-        else:
-            continue
+            outer = part.initial[0]
         if len(loop.body_outputs()) == 1:
             continue  # nothing else is computed: who reads the number of steps needs the loop
         inner = old.type()
@@ -165,7 +160,7 @@ def forward_outputs(edit: LoopEdit) -> None:
             seen.setdefault(state.next, state)
     for output in list(loop.outputs):
         known = seen.get(output.value)
-        wanted = edit.result(output).type
+        wanted = edit.old[output].type
         if known is not None:
             edit.redirect(output, _trace(known, loop.reverse))
         elif output.value in rows and loop.stop is None:
@@ -193,9 +188,7 @@ def _trace(part: State | Output, reverse: bool) -> Callable[[Lookup], Variable]:
 
     def made(lookup: Lookup) -> Variable:
         result = lookup(part)
-        if isinstance(part, Output):
-            return result
-        return result[: -part.depth] if reverse else result[part.depth :]
+        return result if isinstance(part, Output) else past_rows(result, part.depth, 0, reverse)
 
     return made
 
@@ -204,8 +197,7 @@ def merge_equal_states(edit: LoopEdit) -> None:
     """Merge states and carries that are equal at every step."""
     loop = edit.loop
     classes: dict[Hashable, list[State | Carry]] = {}
-    recurrent: list[State | Carry] = [*loop.states, *loop.carries]
-    for part in recurrent:
+    for part in loop.recurrent:
         classes.setdefault(_start_key(part), []).append(part)
     groups = [group for group in classes.values() if len(group) > 1]
     while groups:
@@ -219,12 +211,10 @@ def merge_equal_states(edit: LoopEdit) -> None:
 
 def _start_key(part: State | Carry) -> Hashable:
     """Return what must be equal for two parts to start equal."""
-    if isinstance(part, State):
-        tap_type = next(iter(part.taps.values())).type
-        if part.depth == 1:
-            return (1, _without_expansion(part.initial), tap_type)
-        return (part.depth, part.initial, tap_type)
-    return (1, part.initial, part.value.type)
+    if isinstance(part, Carry):
+        return (1, part.initial, part.type)
+    initial = _without_expansion(part.initial) if part.depth == 1 else part.initial
+    return (part.depth, initial, part.type)
 
 
 def _without_expansion(initial: Variable) -> Variable:
@@ -243,8 +233,7 @@ def _assumed(groups: list[list[State | Carry]]) -> dict[Variable, Variable]:
     for group in groups:
         shared: dict[int, Variable] = {}
         for part in group:
-            taps = part.taps if isinstance(part, State) else {-1: part.value}
-            for tap, variable in taps.items():
+            for tap, variable in part.taps.items():
                 replacements[variable] = shared.setdefault(tap, variable)
     return {old: new for old, new in replacements.items() if old is not new}
 
@@ -254,12 +243,12 @@ def _refine(loop: Loop, groups: list[list[State | Carry]]) -> list[list[State | 
     members = [part for group in groups for part in group]
     nexts = substitute([part.next for part in members], _assumed(groups))
     frozen = freeze_graph(loop.body_inputs(), nexts)
-    after = {id(part): out for part, out in zip(members, frozen.outputs, strict=True)}
+    after = dict(zip(members, frozen.outputs, strict=True))
     result = []
     for group in groups:
         split: dict[Variable, list[State | Carry]] = {}
         for part in group:
-            split.setdefault(after[id(part)], []).append(part)
+            split.setdefault(after[part], []).append(part)
         result += [part for part in split.values() if len(part) > 1]
     return result
 
@@ -270,7 +259,7 @@ def _merge_group(edit: LoopEdit, group: list[State | Carry]) -> None:
     kept, *others = order
     if isinstance(kept, State):
         for part in others:
-            for tap in part.taps if isinstance(part, State) else (-1,):
+            for tap in part.taps:
                 kept.tap(tap)
     edit.loop.substitute(_assumed([[kept, *others]]))
     for part in others:

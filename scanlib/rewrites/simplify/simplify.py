@@ -12,7 +12,7 @@ from pytensor.graph.traversal import ancestors
 
 from scanlib.ops.loop import Loop
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.rewrites.edit import LoopEdit, results_by_part
+from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.simplify.canonical_body import (
     canonicalize_body,
     hoist_invariants,
@@ -84,14 +84,9 @@ def merge(first: Apply, second: Apply) -> dict[Variable, Variable]:
         function=named.function,
         associative=a.associative and b.associative,
     )
-    new = results_by_part(merged, merged.apply())
-    replacements = {}
-    for loop, node in ((a, first), (b, second)):
-        parts = [*loop.states, *loop.carries, *loop.outputs]
-        replacements.update(
-            {old: new[id(part)] for part, old in zip(parts, node.outputs, strict=True)}
-        )
-    return replacements
+    new = merged.results()
+    old = zip([*a.parts, *b.parts], [*first.outputs, *second.outputs], strict=True)
+    return {out: new[part] for part, out in old}
 
 
 def merge_loops(fgraph: FunctionGraph, nodes: list[Apply]) -> dict[Variable, Variable] | None:

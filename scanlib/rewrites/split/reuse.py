@@ -32,15 +32,14 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, toposort, walk
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib._compat import freeze_graph
 from scanlib.analysis.scalar_body import NotElementwiseError
-from scanlib.ops.graph import depends_on, is_tensor, merge_equal, substitute
-from scanlib.ops.loop import Carry, Loop, Output, Sequence, State
+from scanlib.ops.graph import applies, depends_on, is_tensor, merge_equal, substitute
+from scanlib.ops.loop import Loop, Output, Sequence
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.rewrites.edit import results_by_part
 from scanlib.rewrites.lower.canonical_loop import sizes_from_outside
 from scanlib.rewrites.lower.lower_elementwise import lower_elementwise
 from scanlib.rewrites.over_time.split_cost import (
@@ -52,9 +51,9 @@ from scanlib.rewrites.over_time.split_cost import (
     kind,
     of_differing_shapes,
 )
-from scanlib.rewrites.simplify.last_rows import is_loop, tap_of_view
+from scanlib.rewrites.simplify.last_rows import is_loop, value_of_rows
 from scanlib.rewrites.simplify.simplify import replace
-from scanlib.rewrites.split.split import drop_unread, keeps_loops_whole
+from scanlib.rewrites.split.split import keeps_loops_whole
 
 
 class ReuseForwardValues(LoopRewrite):
@@ -97,13 +96,12 @@ def _reuse(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     if not chosen:
         return None
 
-    def applied(loop: Loop) -> dict[int, Variable]:
+    def applied(loop: Loop) -> Apply:
         if loop is source:  # so that the shapes of what is stored can be told without a step
             sizes_from_outside(loop)
-        return results_by_part(loop, loop.apply())
+        return loop.apply().node
 
-    made = store(fgraph, (maker, reader), (source, target), chosen, applied, "reuse")
-    return None if made is None else next(iter(made.values())).owner
+    return store(fgraph, (maker, reader), (source, target), chosen, applied, "reuse")
 
 
 def store(
@@ -111,10 +109,10 @@ def store(
     nodes: tuple[Apply, Apply],
     loops: tuple[Loop, Loop],
     chosen: dict[Variable, Variable],
-    apply: Callable[[Loop], dict[int, Variable]],
+    apply: Callable[[Loop], Apply],
     reason: str,
-) -> dict[int, Variable] | None:
-    """Let one loop store values, and another one read them; return the first one's results.
+) -> Apply | None:
+    """Let one loop store values, and another one read them; return the first one's new node.
 
     None, with nothing changed, where the first loop is not elementwise with what it would store.
 
@@ -125,28 +123,26 @@ def store(
     chosen : dict
         From values of the reader's body to the equal ones of the maker's.
     apply : callable
-        Returns the results of a loop by the `id` of their part.
+        Makes the node of a loop.
     """
     (maker, reader), (source, target) = nodes, loops
-    parts = [*source.states, *source.carries, *source.outputs]
     stored = {value: output_of(source, twin) for value, twin in chosen.items()}
     try:
         new = apply(source)
     except NotElementwiseError:
         return None
-    moved = {old: new[id(part)] for part, old in zip(parts, maker.outputs, strict=True)}
-    replace(fgraph, moved, f"scanlib_{reason}")
+    # What is stored comes behind the results there were.
+    replace(fgraph, dict(zip(maker.outputs, new.outputs, strict=False)), f"scanlib_{reason}")
+    results = dict(zip(source.parts, new.outputs, strict=True))
     # What the reader reads by way of other nodes reads the new loop now; the rest is said here.
     new_inputs = reader.inputs if reader in fgraph.apply_nodes else target.outer_inputs()
     target.replace_outer(dict(zip(target.outer_inputs(), new_inputs, strict=True)))
     rows = {value: value.type() for value in chosen}
-    target.sequences += [Sequence(new[id(stored[v])], row) for v, row in rows.items()]
-    old_parts = [*target.states, *target.carries, *target.outputs]
+    target.sequences += [Sequence(results[stored[v]], row) for v, row in rows.items()]
     target.substitute(rows)
-    drop_unread(target)
-    made = apply(target)
-    pairs = zip(old_parts, reader.outputs, strict=True)
-    replace(fgraph, {old: made[id(part)] for part, old in pairs}, f"scanlib_{reason}")
+    target.drop_unread_inputs()
+    made = dict(zip(reader.outputs, apply(target).outputs, strict=True))
+    replace(fgraph, made, f"scanlib_{reason}")
     return new
 
 
@@ -164,32 +160,17 @@ def output_of(loop: Loop, value: Variable) -> Output:
 
 def same_rows(maker: Apply, source: Loop, target: Loop) -> dict[Variable, Variable]:
     """Return, for inputs of the reader's body, the values of the maker's body they equal."""
-    results = maker.op.signature.split_outputs(maker.outputs)
+    results = dict(zip(maker.outputs, source.parts, strict=True))
     known = {part.outer: part.row for part in source.sequences}
-    for output, rows in zip(source.outputs, results.outputs, strict=True):
-        known[rows] = output.value
     whole = {part.outer: part.inner for part in source.non_sequences}
     found = {p.inner: whole[p.outer] for p in target.non_sequences if p.outer in whole}
     for part in target.sequences:
-        if part.outer in known:
-            found[part.row] = known[part.outer]
-            continue
-        value = _tap_of(part.outer, results.histories, source)
+        value = known.get(part.outer)
+        if value is None:
+            value = value_of_rows(part.outer, results, source.reverse)
         if value is not None:
             found[part.row] = value
     return {inner: value for inner, value in found.items() if inner.type == value.type}
-
-
-def _tap_of(rows: Variable, histories: list[Variable], source: Loop) -> Variable | None:
-    """Return the tap, or next value, whose rows a view of a history holds."""
-    node = rows.owner
-    if node is None or node.inputs[0] not in histories:
-        return None
-    state = source.states[histories.index(node.inputs[0])]
-    offset = None if state.untraced else tap_of_view(node, state.depth, source.reverse)
-    if offset is None:
-        return None
-    return state.next if offset == 0 else state.taps.get(offset)
 
 
 # What is read instead of computed
@@ -287,7 +268,7 @@ def _extremes(op: ElemwiseScan) -> list[int]:
 
 def _store(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     """Store truth values in one loop that another one needs; return the first one's new node."""
-    source, target = (Loop.from_op(node.op.scan, node.inputs) for node in (maker, reader))
+    source, target = Loop.from_node(maker), Loop.from_node(reader)
     places = same_rows(maker, source, target)
     chosen = _choices(maker.op, source, target, places) if places else {}
     if not chosen:
@@ -296,9 +277,7 @@ def _store(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     if not _saves_bytes(source, chosen, unread):
         return None
     _forget_histories(fgraph, maker, source, reader, [part.outer for part in unread])
-    extreme = [*source.states, *source.carries][_extremes(maker.op)[0]]
-    made = store(fgraph, (maker, reader), (source, target), chosen, lower_elementwise, "choices")
-    return None if made is None else made[id(extreme)].owner
+    return store(fgraph, (maker, reader), (source, target), chosen, lower_elementwise, "choices")
 
 
 def _choices(
@@ -321,8 +300,7 @@ def _choices(
     merged = merge_equal([*source.body_outputs(), *substitute(found, places)])
     source.set_body_outputs(merged[:count])
     extremes = _extremes(op)
-    parts: list[State | Carry] = [*source.states, *source.carries]
-    exact = {part.next for k, part in enumerate(parts) if k in extremes}
+    exact = {part.next for k, part in enumerate(source.recurrent) if k in extremes}
     pairs = zip(found, merged[count:], strict=True)
     return {value: twin for value, twin in pairs if _is_exact(twin, exact)}
 
@@ -330,8 +308,7 @@ def _choices(
 def _is_exact(value: Variable, known: set[Variable]) -> bool:
     """Whether a value depends on no rounding, if those that are `known` do not."""
     return all(
-        isinstance(node.op, DimShuffle)
-        or (isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, _EXACT))
+        isinstance(node.op, DimShuffle) or applies(node, _EXACT)
         for node in toposort([value], blockers=list(known))
     )
 

@@ -27,7 +27,7 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.traversal import ancestors, graph_inputs, toposort
+from pytensor.graph.traversal import graph_inputs, toposort
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib._compat import features
@@ -36,11 +36,11 @@ from scanlib.ops.linker_features import (
     compiles_step_products,
     needs_known_lengths,
 )
-from scanlib.ops.loop import Loop, Output, Results, Sequence, State
-from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.loop import Loop, Output, Part, Sequence, State, past_rows
+from scanlib.ops.loop_rewrite import LoopRewrite, record_in
 from scanlib.ops.row_ops.checked_rows import CheckedValue
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.edit import Detached, Part, detach, results_by_part
+from scanlib.rewrites.edit import Detached, detach
 from scanlib.rewrites.lower.canonical_loop import canonical_loop, sizes_from_outside
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, is_elementwise
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
@@ -56,15 +56,6 @@ class SplitRecord(Feature):
 
     def __init__(self) -> None:
         self.notes: list[tuple[str, str]] = []
-
-
-def record(fgraph: FunctionGraph, note: tuple[str, str]) -> None:
-    """Add a note to a graph."""
-    found = next(iter(features(fgraph, SplitRecord)), None)
-    if found is None:
-        found = SplitRecord()
-        fgraph.attach_feature(found)
-    found.notes.append(note)
 
 
 def notes_of(fgraph: FunctionGraph) -> list[tuple[str, str]]:
@@ -85,15 +76,15 @@ def _note(parts: SplitParts, remains: bool) -> str:
     return "; ".join(said if remains else [*said, "no loop remains"])
 
 
-def sub_loop(loop: Loop, parts: Iterable[Part]) -> tuple[Loop, dict[int, Any]]:
-    """Return a loop of copies of some parts of another, and these by the `id` of a part."""
-    twins: dict[int, Any] = {id(part): dataclasses.replace(part) for part in parts}
+def sub_loop(loop: Loop, parts: Iterable[Part]) -> tuple[Loop, dict[Part, Any]]:
+    """Return a loop of copies of some parts of another, and the copy of each."""
+    twins: dict[Part, Any] = {part: dataclasses.replace(part) for part in parts}
     for twin in twins.values():
         if isinstance(twin, State):
             twin.taps = dict(twin.taps)
 
     def kept(own: Iterable[Part]) -> list[Any]:
-        return [twins[id(part)] for part in own if id(part) in twins]
+        return [twins[part] for part in own if part in twins]
 
     made = dataclasses.replace(
         loop,
@@ -104,21 +95,6 @@ def sub_loop(loop: Loop, parts: Iterable[Part]) -> tuple[Loop, dict[int, Any]]:
         outputs=kept(loop.outputs),
     )
     return made, twins
-
-
-def drop_unread(loop: Loop) -> None:
-    """Drop sequences and non-sequences that no step reads."""
-    read = set(ancestors(loop.body_outputs()))
-    loop.non_sequences = [part for part in loop.non_sequences if part.inner in read]
-    kept = [part for part in loop.sequences if part.row in read]
-    loop.sequences = kept if kept or loop.n_steps is not None else loop.sequences[:1]
-
-
-def rows_of_tap(history: Variable, depth: int, offset: int, reverse: bool) -> Variable:
-    """Return the values of a tap at all steps; offset 0 is the next value."""
-    before = depth + offset
-    first, last = (-offset, before) if reverse else (before, -offset)
-    return history[first or None : -last if last else None]
 
 
 class SplitLoops(LoopRewrite):
@@ -156,7 +132,7 @@ class SplitLoops(LoopRewrite):
         pairs = zip(node.outputs, new, strict=True)
         made = {old: value for old, value in pairs if value is not None}
         replace(fgraph, made, "scanlib_split")
-        record(fgraph, note)
+        record_in(fgraph, SplitRecord).notes.append(note)
         for part in [n for n in fgraph.apply_nodes if is_loop(n) and n not in before]:
             lower(fgraph, part)
 
@@ -223,7 +199,7 @@ def split(
         values = builder.values()
     except NotImplementedError:
         return None
-    note = loop.name or "loop", _note(parts, builder.results is not None)
+    note = loop.name or "loop", _note(parts, builder.remains)
     return detached.attach(values), note
 
 
@@ -247,25 +223,23 @@ def _lowers(rest: Loop) -> bool:
 
 def remaining_loop(
     parts: SplitParts, before: dict[Variable, Variable]
-) -> tuple[Loop, dict[int, Output], dict[int, Any]]:
+) -> tuple[Loop, dict[Variable, Output], dict[Part, Any]]:
     """Return the loop of what does not leave, and the outputs that store values for batches.
 
-    `before` holds the rows of early values, `parts.stored` what is stored; the second result is
-    keyed by the identity of the stored value, the third, the copies of parts, by that of a part.
+    `before` holds the rows of early values, `parts.stored` what is stored; the third result are
+    the copies of parts.
     """
     loop = parts.loop
-    taken = {id(carry) for carry, _ in parts.taken_sums}
-    taken |= {id(part) for part in parts.outputs}
-    stored = {id(value): Output(value) for value in parts.stored}
-    every: list[Part] = [*loop.states, *loop.carries, *loop.outputs]
-    rest, twins = sub_loop(loop, [part for part in every if id(part) not in taken])
+    taken = {*dict(parts.taken_sums), *parts.outputs}
+    stored = {value: Output(value) for value in parts.stored}
+    rest, twins = sub_loop(loop, [part for part in loop.parts if part not in taken])
     rest.outputs += stored.values()
     if not rest.body_outputs():
         return rest, stored, twins
     rows = {value: value.type() for value in before}
     rest.sequences += [Sequence(before[value], row) for value, row in rows.items()]
     rest.substitute(rows)
-    drop_unread(rest)
+    rest.drop_unread_inputs()
     return rest, stored, twins
 
 
@@ -277,26 +251,25 @@ class _Split:
     read: list[bool]
     detached: Detached
     step_products: bool
-    results: Results | None = None
-    by_part: dict[int, Variable] = field(default_factory=dict)
+    remains: bool = False
+    by_part: dict[Part, Variable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.loop = self.parts.loop
-        fixed = {whole.inner: whole.outer for whole in self.loop.non_sequences}
         rows = {part.row: part.outer for part in self.loop.sequences}
-        self.over_time = OverTime(self.loop.length(), fixed, rows, self.step_products)
+        self.over_time = OverTime(self.loop, rows, self.step_products)
 
     def values(self) -> list[Variable | None]:
         parts, loop = self.parts, self.loop
         before = {value: self.over_time.rows(value) for value in parts.before}
         rest, stored, twins = remaining_loop(parts, before)
-        if rest.body_outputs():
-            self.results = rest.apply()
-            self._name_results(rest, stored, twins)
-        known = None if self.results is None else [part.outer for part in rest.sequences]
+        self.remains = bool(rest.body_outputs())
+        if self.remains:
+            self._name_results(rest.results(), stored, twins)
+        known = [part.outer for part in rest.sequences] if self.remains else None
         self.over_time.varying |= self.detached.checked(loop, known)
         found = self.over_time.results(loop, self.read, self.by_part, parts.taken_sums)
-        if self.results is not None or not loop.required_steps:
+        if self.remains or not loop.required_steps:
             return found
         check = CheckedValue(IndexError, loop.messages().missing_steps())
         enough = pt.ge(loop.length(), loop.required_steps)
@@ -304,25 +277,28 @@ class _Split:
         checked = [value if value is None else check(value, enough) for value in found[:states]]
         return [*checked, *found[states:]]
 
-    def _name_results(self, rest: Loop, stored: dict[int, Output], twins: dict[int, Any]) -> None:
+    def _name_results(
+        self,
+        made: dict[Part, Variable],
+        stored: dict[Variable, Output],
+        twins: dict[Part, Any],
+    ) -> None:
         """Give batches the rows that the loop stored, and find the results of its parts."""
-        assert self.results is not None
-        made, loop = results_by_part(rest, self.results), self.loop
-        self.by_part |= {part: made[id(twin)] for part, twin in twins.items()}
-        known = self.over_time
+        self.by_part |= {part: made[twin] for part, twin in twins.items()}
+        known, loop = self.over_time, self.loop
         for state in loop.states:
-            if state.untraced or id(state) not in self.by_part:
+            if state.untraced or state not in self.by_part:
                 continue
-            history = self.by_part[id(state)]
+            history = self.by_part[state]
             for offset, tap in [*state.taps.items(), (0, state.next)]:
                 if offset or tap in self.parts.late_or_recurrent:
-                    rows = rows_of_tap(history, state.depth, offset, loop.reverse)
+                    rows = past_rows(history, state.depth, -offset, loop.reverse)
                     if tap not in known.varying:
                         known.add(tap, rows)
         for output in loop.outputs:
             value = output.value
             is_new = value in self.parts.late_or_recurrent and value not in known.varying
-            if id(output) in self.by_part and is_new:
-                known.add(value, self.by_part[id(output)])
-        for value in self.parts.stored:
-            known.add(value, made[id(stored[id(value)])])
+            if output in self.by_part and is_new:
+                known.add(value, self.by_part[output])
+        for value, output in stored.items():
+            known.add(value, made[output])

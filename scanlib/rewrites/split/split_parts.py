@@ -22,7 +22,6 @@ from pytensor.tensor.elemwise import Elemwise
 
 from scanlib.ops.graph import depends_on, is_tensor, readers_of
 from scanlib.ops.loop import Carry, Loop, Output, State
-from scanlib.rewrites.edit import past_values
 from scanlib.rewrites.lower.canonical_loop import added_up
 from scanlib.rewrites.over_time.split_cost import (
     BOUND,
@@ -64,15 +63,14 @@ class SplitParts:
         self.loop = loop
         self.sums: list[tuple[State | Carry, Variable]] = []
         self.recurrent: list[State | Carry] = []
-        parts: list[State | Carry] = [*loop.states, *loop.carries]
         readers = readers_of(loop.body_outputs())
-        for part in parts:
+        for part in loop.recurrent:
             added = added_up(part, readers)
             if added is None:
                 self.recurrent.append(part)
             else:
                 self.sums.append((part, added))
-        reads = [v for part in self.recurrent for v in past_values(part)]
+        reads = [v for part in self.recurrent for v in part.taps.values()]
         rows = [sequence.row for sequence in loop.sequences]
         roots = [*loop.body_outputs(), *(added for _, added in self.sums)]
         self.late_or_recurrent = depends_on(roots, reads)
@@ -190,9 +188,9 @@ class SplitParts:
 
     def _take_light_sums(self) -> None:
         """Let sums go of which all rows are there for other reasons."""
-        taken = {id(carry) for carry, _ in self.taken_sums}
+        taken = dict(self.taken_sums)
         for carry, added in self.sums:
-            if id(carry) in taken or not added.type.ndim or not self.fits(added):
+            if carry in taken or not added.type.ndim or not self.fits(added):
                 continue
             stored, visited = list(self.stored), set(self._visited)
             self._visit_all([added])
@@ -236,7 +234,7 @@ class SplitParts:
         """Whether the values of all steps are known once the loop has run."""
         if isinstance(value, Constant) or value not in self.late_or_recurrent:
             return True
-        if any(value is known for known in self.stored):
+        if value in self.stored:
             return True
         for state in self.loop.states:
             if not state.untraced and (value is state.next or value in state.taps.values()):
@@ -244,7 +242,7 @@ class SplitParts:
         return any(part.value is value for part in self._kept_outputs())
 
     def _kept_outputs(self) -> list[Output]:
-        return [p for p in self.loop.outputs if not any(p is taken for taken in self.outputs)]
+        return [part for part in self.loop.outputs if part not in self.outputs]
 
     def _is_cheap_again(self, value: Variable) -> bool:
         """Whether a value is arithmetic on what is there."""
@@ -300,8 +298,7 @@ class SplitParts:
 
     def remaining_roots(self) -> list[Variable]:
         """Return what the remaining loop computes."""
-        taken = {id(carry) for carry, _ in self.taken_sums}
-        roots = [state.next for state in self.loop.states if id(state) not in taken]
-        roots += [carry.next for carry in self.loop.carries if id(carry) not in taken]
+        taken = dict(self.taken_sums)
+        roots = [part.next for part in self.loop.recurrent if part not in taken]
         roots += [part.value for part in self._kept_outputs()]
         return [*roots, *self.stored]

@@ -1,4 +1,4 @@
-"""Loops whose steps hold an Op that has numba's rule alone: plain loops, compiled by numba."""
+"""Loops whose steps hold Ops without kernels: by numba, and step by step around kernels."""
 
 import numba
 import numpy as np
@@ -10,7 +10,8 @@ from pytensor.graph.op import Op
 from pytensor.link.numba.dispatch.basic import numba_funcify
 
 from scanlib.backends.handler.programs import program_of
-from scanlib.backends.numba.dispatch import compile_for_perform
+from scanlib.backends.numba.dispatch import compiled_loop
+from scanlib.backends.numba.stepped_loop import SteppedLoop
 from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepCountError, StepShapeError
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from tests.checks import assert_same
@@ -31,7 +32,8 @@ class Doubled(Op):
         return [(pt.as_tensor(0), arguments[-1][0][1]) if self.picks else arguments[-1][0]]
 
     def perform(self, node, inputs, outputs):
-        raise NotImplementedError("numba has a rule")
+        (x,) = inputs
+        outputs[0][0] = 2 * x[x[:, 0] > 0] if self.picks else 2 * x
 
 
 @numba_funcify.register(Doubled)
@@ -46,11 +48,16 @@ def _numba(op, node, **kwargs):
 doubled = Doubled()
 
 
-def compiled(loop):
-    """Return a function from values to values, as it is without rewrites of the whole graph."""
-    node = loop.apply().node
-    assert program_of(node.op) is None
-    return compile_for_perform(node.op, node)
+@pytest.fixture(params=["steps", "numba"])
+def runner(request):
+    """Return what makes a function from values to values, without rewrites of the whole graph."""
+
+    def made(loop):
+        node = loop.apply().node
+        assert program_of(node.op) is None
+        return SteppedLoop(node.op) if request.param == "steps" else compiled_loop(node.op, node)
+
+    return made
 
 
 def taps_and_outputs(reverse, stops):
@@ -100,8 +107,8 @@ def expected(x, y, h, s, copy, total, w, reverse, stops):
 @pytest.mark.slow
 @pytest.mark.parametrize("stops", [True, False])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_values(reverse, stops):
-    run, rng = compiled(taps_and_outputs(reverse, stops)), np.random.default_rng(0)
+def test_values(runner, reverse, stops):
+    run, rng = runner(taps_and_outputs(reverse, stops)), np.random.default_rng(0)
     for steps in (0, 1, 7, 200):  # more than are allocated at first
         x, y = 1e-3 * rng.normal(size=(steps, 3)), 1e-3 * rng.normal(size=steps)
         start = [rng.normal(size=shape) * 1e-3 for shape in ((3, 3), (3,), (2, 3), ())]
@@ -112,11 +119,11 @@ def test_values(reverse, stops):
         assert_same(values, before, rtol=0)
 
 
-def test_rows_that_are_missing():
+def test_rows_that_are_missing(runner):
     x, y, h = pt.dscalar(), pt.dscalar(), {-1: pt.dscalar(), -2: pt.dscalar()}
     sequences = [Sequence(pt.dvector(), x, "x"), Sequence(pt.dvector(), y, "y")]
     states = [State(pt.dvector(), h, doubled(x) + y * h[-2], name="h")]
-    run = compiled(Loop(sequences=sequences, states=states, name="rows"))
+    run = runner(Loop(sequences=sequences, states=states, name="rows"))
     assert_same(run(np.ones(2), np.ones(2), np.ones(2)), [[1.0, 1, 3, 3]], rtol=0)
     with pytest.raises(SequenceLengthError, match="scan `rows`: sequence `x` gives 5 rows"):
         run(np.ones(5), np.ones(4), np.ones(2))
@@ -124,9 +131,9 @@ def test_rows_that_are_missing():
         run(np.ones(5), np.ones(5), np.ones(3))
 
 
-def test_results_that_change_their_shape():
+def test_results_that_change_their_shape(runner):
     x, row = pt.dtensor3(), pt.dmatrix()
-    run = compiled(Loop(sequences=[Sequence(x, row)], outputs=[Output(Doubled(True)(row), "kept")]))
+    run = runner(Loop(sequences=[Sequence(x, row)], outputs=[Output(Doubled(True)(row), "kept")]))
     values = np.ones((3, 2, 2))
     assert_same(run(values), [2 * values], rtol=0)
     values[1, 0] = -1
@@ -134,15 +141,15 @@ def test_results_that_change_their_shape():
         run(values)
 
 
-def test_number_of_steps():
+def test_number_of_steps(runner):
     n, h = pt.lscalar(), pt.dscalar()
-    run = compiled(Loop(n_steps=n, states=[State(pt.dvector(), {-1: h}, doubled(h))]))
+    run = runner(Loop(n_steps=n, states=[State(pt.dvector(), {-1: h}, doubled(h))]))
     assert_same(run(np.asarray(3), np.ones(1)), [[1.0, 2, 4, 8]], rtol=0)
     with pytest.raises(StepCountError, match="got -1"):
         run(np.asarray(-1), np.ones(1))
 
 
-def test_a_carry_that_is_a_row_of_a_state():
+def test_a_carry_that_is_a_row_of_a_state(runner):
     """The state's row is written over while the carry is still read."""
     h, late, later = pt.dvector(), pt.dvector(), pt.dvector()
     loop = Loop(
@@ -152,7 +159,7 @@ def test_a_carry_that_is_a_row_of_a_state():
         outputs=[Output(late), Output(later)],
     )
     start = np.ones((1, 2)), np.zeros(2), np.zeros(2)
-    last, carry, other, first, second = compiled(loop)(np.asarray(5), *start)
+    last, carry, other, first, second = runner(loop)(np.asarray(5), *start)
     powers = np.array([0, 1, 2, 4, 8, 16, 32.0])[:, None] * np.ones(2)
     assert_same([last, carry, other], [powers[6:], powers[5], powers[4]], rtol=0)
     assert_same([first, second], [powers[:5], np.vstack([np.zeros(2), powers[:4]])], rtol=0)
@@ -180,11 +187,11 @@ def test_kernels_that_may_be_unfit_in_compiled_code(kept):
     assert_same(numba.njit(lambda *given: raw(*given))(*values), function(*values), rtol=1e-12)
 
 
-def test_arrays_by_columns():
+def test_arrays_by_columns(runner):
     x, start = pt.dmatrix("x"), pt.dmatrix("start")
     row, before = pt.dvector(), pt.dvector()
     state = State(start, {-1: before}, doubled(row) + before[::-1])
-    function = compiled(Loop(sequences=[Sequence(x, row)], states=[state]))
+    function = runner(Loop(sequences=[Sequence(x, row)], states=[state]))
     rng = np.random.default_rng(9)
     rows, first = rng.normal(size=(3, 4)), rng.normal(size=(1, 3))
     expected = [first[0]]

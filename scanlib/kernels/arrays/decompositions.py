@@ -1,4 +1,4 @@
-"""Ops of a step that stand for graphs of others, whose rules write them."""
+"""Decompositions: Ops of a step that stand for graphs of others, whose rules write them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
-from pytensor.graph.replace import clone_replace
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import AllocEmpty, Eye
 from pytensor.tensor.blas import BatchedDot, Dot22, Dot22Scalar, Gemm, Gemv
@@ -19,7 +18,7 @@ from pytensor.tensor.math import Argmax
 from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.special import Softmax
 
-from scanlib._compat import GER, thaw_graph
+from scanlib._compat import GER, inline_ofg_node
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.row_ops.step_products import LENGTHS, SIZES, StepProducts
 
@@ -116,7 +115,7 @@ def _is_constant(variable: Variable, number: int) -> bool:
 
 
 # Ops that PyTensor compiles slowly, products of the C linker's, and what needs no rule of its own.
-_MEANINGS: dict[Any, Callable[..., Variable]] = {
+DECOMPOSITIONS: dict[Any, Callable[..., Variable]] = {
     GER: lambda op, z, a, x, y: z + a * pt.outer(x, y),
     Dot22: lambda op, x, y: pt.dot(x, y),
     Dot22Scalar: lambda op, x, y, a: a * pt.dot(x, y),
@@ -135,22 +134,20 @@ _MEANINGS: dict[Any, Callable[..., Variable]] = {
 }
 
 
-def inline(graph: FunctionGraph) -> None:
+def decompose(graph: FunctionGraph) -> None:
     """Put nodes that have rules in the place of Ops that are graphs, and of some others."""
     while True:
-        found = [node for node in graph.toposort() if stands_for_others(node.op)]
+        found = [node for node in graph.toposort() if is_decomposed(node.op)]
         if not found:
             return
         for node in found:
-            if type(node.op) in _MEANINGS:
-                outputs = [_MEANINGS[type(node.op)](node.op, *node.inputs)]
+            if type(node.op) in DECOMPOSITIONS:
+                outputs = [DECOMPOSITIONS[type(node.op)](node.op, *node.inputs)]
             else:
-                inside = thaw_graph(node.op.fgraph)
-                given = dict(zip(inside.inputs, node.inputs, strict=True))
-                outputs = clone_replace(inside.outputs, given)
+                outputs = inline_ofg_node(node)
             graph.replace_all(list(zip(node.outputs, outputs, strict=True)), import_missing=True)
 
 
-def stands_for_others(op: Op) -> bool:
-    """Whether `inline` puts other nodes in the place of those of an Op."""
-    return isinstance(op, OpFromGraph) or type(op) in _MEANINGS
+def is_decomposed(op: Op) -> bool:
+    """Whether `decompose` puts other nodes in the place of those of an Op."""
+    return isinstance(op, OpFromGraph) or type(op) in DECOMPOSITIONS

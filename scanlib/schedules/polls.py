@@ -1,31 +1,25 @@
-"""Turns: so many steps at a time that a loop can be interrupted after each, at no cost."""
+"""Loops that poll, so that they can be interrupted: now and then, which costs nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from scanlib.kernels.language import INT64, Local, Value, Writer
+from scanlib.kernels.language import Local, Value, Writer
 
-STEPS = 4096  # of a turn, at most
-WORK = 1 << 20  # numbers that are computed in a turn, or one step
-
-
-def steps_of_a_turn(w: Writer, work: Value, most: int = STEPS, whole: int = WORK) -> Value:
-    """Write how many steps a turn has: `whole` numbers' worth, where a step computes `work`."""
-    turn = w.apply("quotient", w.constant(whole, INT64), w.select(work < 1, 1, work))
-    return w.select(turn < 1, 1, w.select(turn < most, turn, most))
+STEPS = 4096  # between two polls, at most
+WORK = 1 << 20  # numbers that are computed between two polls, or one step
 
 
 @contextmanager
-def turns(
+def between_polls(
     w: Writer,
     done: Local,
     end: Value,
     length: Value | int,
     stopped: Callable[[], Value] | None = None,
 ) -> Iterator[tuple[Value, Value]]:
-    """Write a loop over turns; what it yields are the first step of one and the end.
+    """Write a loop that polls; what it yields are the first step after a poll and the end.
 
     Parameters
     ----------
@@ -34,7 +28,7 @@ def turns(
         The first step that is not taken yet; where a loop may stop, each step counts it up.
     end : Value
     length : Value or int
-        How many steps a turn has.
+        How many steps are taken between two polls.
     stopped : callable, optional
         Writes whether the loop has stopped.
     """

@@ -7,9 +7,10 @@ same size.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from scanlib.kernels.arrays.sizes import Given, Size, Sizes, SizeValues, combined, product, total
+from scanlib.kernels.arrays.sizes import Given, Size, Sizes, SizeValues, pieces, product
 from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.spans import LINE, itemsize
 
@@ -63,14 +64,18 @@ class Place:
     def itemsize(self) -> int:
         return itemsize(self.dtype)
 
-    def view(self, sizes: list[Size], strides: list[Size], pointer: Value | None = None) -> Place:
+    def view(
+        self, sizes: Iterable[Size], strides: Iterable[Size], pointer: Value | None = None
+    ) -> Place:
         """Return another way to look at the same memory."""
-        return replace(
-            self,
-            pointer=self.pointer if pointer is None else pointer,
-            sizes=tuple(sizes),
-            strides=tuple(strides),
-        )
+        pointer = self.pointer if pointer is None else pointer
+        return replace(self, pointer=pointer, sizes=tuple(sizes), strides=tuple(strides))
+
+    def along(self, axes: Iterable[int], pointer: Value | None = None) -> Place:
+        """Return the items along some of the axes, from the first one or from a pointer on."""
+        chosen = list(axes)
+        sizes, strides = ([numbers[k] for k in chosen] for numbers in (self.sizes, self.strides))
+        return self.view(sizes, strides, pointer)
 
 
 def is_contiguous(sizes: Sizes, place: Place) -> bool:
@@ -127,7 +132,7 @@ class Workspace:
 
 def rounded(size: Size) -> Size:
     """Return a number of bytes with which no two parts share a line of the cache."""
-    return product(LINE, combined("quotient", total(size, LINE - 1), LINE))
+    return product(LINE, pieces(size, LINE))
 
 
 def bytes_of(dtype: str, sizes: tuple[Size, ...]) -> Size:

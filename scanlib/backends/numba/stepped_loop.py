@@ -1,0 +1,201 @@
+"""A loop that Python walks, around kernels: what `perform` runs where Ops of the step have none.
+
+The nodes of a step that have kernels are gathered into programs; each Op that has none computes its
+results in Python, as it does in a loop of PyTensor's under the C linker. Nothing waits for numba,
+which needs 3 to 22 s of processor time for PyTensor's functions of sorting, of LAPACK and the like,
+where all of `pytensor.scan` is compiled in 6 to 9 and this in half of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.basic import Apply, Constant
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
+from pytensor.link.c.op import COp
+from pytensor.tensor.random.op import RandomVariable
+
+from scanlib.backends.handler.functions import performed
+from scanlib.backends.numba.general_loop import PreparedBody, prepare_body, viewed
+from scanlib.backends.numba.graph_function import GraphWriter
+from scanlib.ops.execution import LoopOp
+from scanlib.ops.python_loop import PythonLoop
+
+
+class StepWriter(GraphWriter):
+    """Writes the function of a step.
+
+    Attributes
+    ----------
+    without_kernels : list of Apply
+        The nodes that Python computes.
+    """
+
+    def __init__(self, fgraph: FunctionGraph) -> None:
+        self.without_kernels: list[Apply] = []
+        super().__init__(fgraph, self.in_python, constant_data)
+
+    def in_python(self, node: Apply) -> Callable[..., Any]:
+        """Return the function of a node that has no kernel."""
+        self.without_kernels.append(node)
+        if type(node.op).make_thunk not in (Op.make_thunk, COp.make_thunk):
+            return thunk_function(node)
+        node.op.prepare_node(node, None, None, "py")
+        return performed(node)
+
+    def add(self, node: Apply) -> None:
+        if isinstance(node.op, OpFromGraph):
+            self._add_inside(node.op.fgraph, node)
+        else:
+            super().add(node)
+
+
+def constant_data(constant: Constant) -> Any:
+    """Return the value of a constant."""
+    return constant.data
+
+
+def thunk_function(node: Apply) -> Callable[..., Any]:
+    """Return the function of an Op that makes its thunks itself, such as `IfElse`."""
+    storage: dict[Any, list[Any]] = {v: [None] for v in (*node.inputs, *node.outputs)}
+    thunk = node.op.make_thunk(node, storage, {v: [True] for v in storage}, [], impl="py")
+
+    def call(*inputs: Any) -> Any:
+        for variable, value in zip(node.inputs, inputs, strict=True):
+            storage[variable][0] = value
+        thunk()
+        found = [storage[out][0] for out in node.outputs]
+        return found[0] if len(found) == 1 else found
+
+    return call
+
+
+class SteppedLoop(PythonLoop):
+    """Runs a `Scan` step by step: kernels, and what Python computes."""
+
+    @cached_property
+    def body(self) -> PreparedBody:
+        """The step, rewritten as for numba."""
+        return prepare_body(self.op)
+
+    @cached_property
+    def writer(self) -> StepWriter:
+        return StepWriter(self.body.fgraph)
+
+    @property
+    def pays_compiled(self) -> bool:
+        """Whether numba had better compile the loop: where its steps draw random numbers.
+
+        A draw takes 0.3 microseconds there, 12 in Python, and compiles in 2.5 s: such loops take a
+        40th of the time of `pytensor.scan` and half of its compile time. Of other Ops none pays:
+        they compile for longer than all of `pytensor.scan`, or take their time in LAPACK. Where
+        every node has a kernel, and the loop as a whole none, numba compiles calls of these alone.
+        """
+        return not self.writer.without_kernels or any(map(draws, self.writer.without_kernels))
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        outer, steps, capacity, histories, carries = self.start(inputs)
+        given = (*outer.sequences, *histories, *carries, *outer.non_sequences)
+        return self.end(inputs, *self.loop(steps, capacity, *given))
+
+    @cached_property
+    def loop(self) -> Callable[..., Any]:
+        """The function that takes the steps.
+
+        In its text ``s`` are sequences, ``h`` histories, ``z`` stacked outputs, ``p`` and ``q`` the
+        shapes of their rows; for ``x`` and ``v`` see `GraphWriter`.
+        """
+        signature, names = self.signature, self.signature.split_body_inputs(self.writer.inputs)
+        arrays = [f"s{i}" for i in range(signature.n_sequences)]
+        arrays += [f"h{i}" for i in range(signature.n_states)]
+        given = ["steps", "capacity", *arrays, *names.carries, *names.non_sequences]
+        lines = [f"def loop({', '.join(given)}):"]
+        lines += [f" p{i} = h{i}.shape[1:]" for i in range(signature.n_states)]
+        lines += [f" z{i} = q{i} = None" for i in range(signature.n_outputs)]
+        lines += [" done = 0", " while done < steps:"]
+        lines += [f"  {line}" for line in self._step_lines()]
+        groups = [arrays[signature.n_sequences :], names.carries]
+        groups += [[f"z{i}" for i in range(signature.n_outputs)]]
+        texts = [f"[{', '.join(group)}]" for group in groups]
+        lines.append(f" return {', '.join(texts)}, done, capacity")
+        scope = {
+            **self.writer.scope,
+            "asarray": np.asarray,
+            "check": self.check_row,
+            "copied": self.copied,
+            "empty": self.empty,
+            "grown": self.grown,
+            "messages": self.messages,
+        }
+        exec("\n".join(lines), scope)
+        return cast(Callable[..., Any], scope["loop"])
+
+    def _step_lines(self) -> Iterator[str]:
+        signature, writer = self.signature, self.writer
+        states, outputs = range(signature.n_states), range(signature.n_outputs)
+        if signature.has_stop and not signature.reverse:
+            hs, zs = ("".join(f"{c}{i}, " for i in n) for c, n in (("h", states), ("z", outputs)))
+            yield "if done == capacity:"
+            yield " capacity = min(steps, 2 * capacity)"
+            yield f" ({hs}), ({zs}) = grown(({hs}), ({zs}), done, capacity)"
+        yield f"t = {'steps - 1 - done' if signature.reverse else 'done'}"
+        rows = [f"s{i}[t]" for i in range(signature.n_sequences)]
+        rows += [f"h{i}[{place}{' + t' * moves}]" for i, place, moves in self.taps]
+        for name, row, inner in zip(writer.inputs, rows, self.body.fgraph.inputs, strict=False):
+            yield f"{name} = {row if inner.type.ndim else f'asarray({row})'}"
+        yield from (line.strip() for line in writer.body())
+        results = list(writer.results)
+        for i in self._borrowed():
+            yield f"r{i} = copied({results[i]})"
+            results[i] = f"r{i}"
+        made = signature.split_body_outputs(results)
+        for i, value in enumerate(made.outputs):
+            yield "if done == 0:"
+            yield f" z{i}, q{i} = empty((capacity, *{value}.shape), {value}), {value}.shape"
+            yield f"if {value}.shape != q{i}:"
+            yield f" check(messages.output_shape, {i}, done, z{i}, {value})"
+            yield f"z{i}[t] = {value}"
+        for i, value in enumerate(made.states):
+            yield f"if {value}.shape != p{i}:"
+            yield f" check(messages.state_shape, {i}, done, h{i}, {value})"
+            yield from self._written(i, value)
+        if made.carries:
+            carries = signature.split_body_inputs(writer.inputs).carries
+            yield f"{', '.join(carries)} = {', '.join(made.carries)}"
+        yield "done += 1"
+        if made.stop is not None:
+            yield f"if {made.stop}: break"
+
+    def _written(self, i: int, value: str) -> Iterator[str]:
+        """Yield what writes a result into its row; an untraced state moves its own on."""
+        reverse, depth = self.signature.reverse, self.signature.depths[i]
+        if not self.signature.untraced[i]:
+            yield f"h{i}[{'t' if reverse else f't + {depth}'}] = {value}"
+            return
+        if depth > 1:
+            later, earlier = f"h{i}[1:]", f"h{i}[:-1]"
+            into, read = (later, earlier) if reverse else (earlier, later)
+            yield f"{into} = {read}.copy()"
+        yield f"h{i}[{0 if reverse else -1}] = {value}"
+
+    def _borrowed(self) -> list[int]:
+        """Return which results may be views of what is written over before they are read."""
+        outputs, n_states = self.body.fgraph.outputs, self.signature.n_states
+        borrowed = {n_states + i for i in self.body.views}
+        carries = range(n_states, n_states + self.signature.n_carries)
+        borrowed |= {i for i in carries if outputs[i] in outputs[n_states:i]}
+        if any(self.signature.untraced):
+            borrowed |= {i for i in range(n_states) if viewed(outputs[i])[-1].owner is None}
+        return sorted(borrowed)
+
+
+def draws(node: Apply) -> bool:
+    """Whether a node draws random numbers, or is a loop whose steps do."""
+    if isinstance(node.op, LoopOp):
+        return SteppedLoop(node.op.scan).pays_compiled
+    return isinstance(node.op, RandomVariable)
