@@ -147,19 +147,20 @@ def runner_of(op: LoopOp, node: Apply) -> Runner:
 
 
 def kernels_or_numba(op: LoopOp, node: Apply) -> Runner:
-    """Return what runs a loop that has kernels, or that pays what numba compiles for it.
+    """Return what runs a loop: its kernels, else steps, or what numba compiles where that pays.
 
     Raises
     ------
     NotCompilableError
-        If neither.
+        If numba cannot compile what would pay.
     """
     program = program_or_none(op, node)
     if program is not None:
         return runner(program)
-    if isinstance(op, LinearScan) or not SteppedLoop(op.scan).pays_compiled:
-        raise NotCompilableError(f"{op} has no kernels")
-    return _plain_loop(op, node)
+    if isinstance(op, LinearScan):
+        return op.python_loop(SteppedLoop)
+    stepped = SteppedLoop(op.scan)
+    return _plain_loop(op, node) if stepped.pays_compiled else stepped
 
 
 def compiled_loop(op: LoopOp, node: Apply) -> Runner:
