@@ -80,16 +80,10 @@ class NotPeelableError(Exception):
 class OverTime:
     """Evaluates body variables for all steps at once.
 
-    Parameters
-    ----------
-    loop : Loop
-        Its non-sequences are the same at every step.
-    varying : mapping of Variable to Variable
-        Body variables that differ, and all their values, time first.
-    step_products : bool
-        Whether products of all steps are one `StepProducts`; see `CompilesStepProducts`.
-    length : Variable, optional
-        The number of steps, where it is another than the loop's.
+    The loop's non-sequences are the same at every step; `varying` has body variables that differ,
+    and all their values, time first. With `step_products`, products of all steps are one
+    `StepProducts` (see `CompilesStepProducts`). `length` is the number of steps, where it is
+    another than the loop's.
     """
 
     def __init__(
@@ -111,12 +105,7 @@ class OverTime:
         self.given.add(variable)
 
     def check(self, variables: Iterable[Variable]) -> None:
-        """Raise an error if something above the variables is not for a batch.
-
-        Raises
-        ------
-        NotPeelableError
-        """
+        """Raise `NotPeelableError` if something above the variables is not for a batch."""
         differ = set(self.varying)
         for node in toposort(list(variables), blockers=[*self.fixed, *self.varying]):
             if differ.isdisjoint(node.inputs):
@@ -258,14 +247,8 @@ class OverTime:
     ) -> list[Variable | None]:
         """Return those results of a loop that are read, None for the others.
 
-        Parameters
-        ----------
-        loop : Loop
-        read : sequence of bool
-        known : mapping
-            The results of parts that a loop computes.
-        sums : iterable of (State or Carry, Variable)
-            The parts that are sums over time, with what a step adds.
+        `known` are the results of parts that a loop computes, `sums` the parts that are sums over
+        time, with what a step adds.
         """
         added = dict(sums)
         found: list[Variable | None] = []

@@ -45,7 +45,6 @@ from scanlib.rewrites.lower.canonical_loop import canonical_loop, sizes_from_out
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, is_elementwise
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.over_time.peel import OverTime
-from scanlib.rewrites.over_time.written_rows import join_slices
 from scanlib.rewrites.simplify.last_rows import is_loop
 from scanlib.rewrites.simplify.simplify import replace
 from scanlib.rewrites.split.split_parts import SplitParts
@@ -100,11 +99,8 @@ def sub_loop(loop: Loop, parts: Iterable[Part]) -> tuple[Loop, dict[Part, Any]]:
 class SplitLoops(LoopRewrite):
     """Take loops apart; see the module's text.
 
-    Parameters
-    ----------
-    maps_only : bool
-        Whether only those loops are replaced that a later lowering would keep alive: maps, and
-        elementwise loops that add up outer products.
+    With `maps_only`, only those that a later lowering would keep alive: maps, and elementwise loops
+    that add up outer products.
     """
 
     def __init__(self, maps_only: bool = False) -> None:
@@ -180,7 +176,6 @@ def split(
     """Return what replaces each output of a loop that is read, None if the loop stays."""
     loop = canonical_loop(node)
     sizes_from_outside(loop)
-    join_slices(loop)
     parts = SplitParts(loop)
     if not parts.plan() and not _is_only_sums(parts):
         return None
