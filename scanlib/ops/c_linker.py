@@ -35,13 +35,8 @@ class PrintedOp(COp):
     """An Op whose thunks a backend makes."""
 
     def thunk_maker(self, node: Apply) -> Maker:
-        """Return what makes the thunk of a node.
-
-        Raises
-        ------
-        NoCCodeError
-            If there is none, or it is not wanted.
-        """
+        """Return what makes the thunk of a node; `NoCCodeError` if there is none, or it is not
+        wanted."""
         if not _finders or config.scanlib__perform != "auto":
             raise NoCCodeError(f"{self} runs through perform")
         flags = config.scanlib__threads, config.scanlib__parallel_channels

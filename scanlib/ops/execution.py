@@ -80,13 +80,8 @@ def runner_for(op: Any, node: Apply) -> Runner:
 class LoopOp:
     """An Op that is a loop, in canonical form or lowered. Comes before `Op` among the bases.
 
-    Attributes
-    ----------
-    scan : Scan
-        The loop in canonical form.
-    signature : Signature
-    _runners : dict
-        The functions that run it, by the flag ``scanlib__perform``.
+    `scan` is the loop in canonical form; `_runners` has the functions that run it, by the flag
+    ``scanlib__perform``.
     """
 
     scan: Scan

@@ -141,10 +141,7 @@ def with_axes(variable: Variable, first: int, count: int) -> Variable:
 def conform(variable: Variable, type: Any) -> Variable:
     """Return `variable` as a value of `type`: cast, and with its static shape asserted.
 
-    Raises
-    ------
-    TypeError
-        If the ranks differ or the type is not a tensor's.
+    `TypeError` if the ranks differ or the type is not a tensor's.
     """
     if type.is_super(variable.type):
         return variable

@@ -51,14 +51,9 @@ from scanlib.rewrites.simplify.redundant import live_parts
 class DrawnRows(MeasurableOp, Op):
     """The rows that steps of a loop draw, in a graph from which PyMC derives a density.
 
-    Parameters
-    ----------
-    scan : Scan
-        The loop. Its inputs are those of this Op.
-    places : tuple of int
-        For each output, whose rows these are: the place of the state or output of the loop.
-    kinds : tuple of Type
-        The types of the outputs. Histories are there without their initial rows.
+    The inputs are those of the loop. `places` says whose rows the outputs are, as the places of
+    states and outputs of the loop; `kinds` are their types. Histories are there without their
+    initial rows.
     """
 
     __props__ = ("scan", "places", "kinds")
@@ -126,10 +121,7 @@ def log_densities(
 ) -> Variable | list[Variable]:
     """Return the logarithm of the density of each row, given those before it.
 
-    Raises
-    ------
-    NotImplementedError
-        Naming the loop and what it draws, if PyMC cannot derive them.
+    `NotImplementedError`, naming the loop and what it draws, if PyMC cannot derive them.
     """
     loop = Loop.from_op(op.scan, list(inputs))
     title = loop_title(loop.name, loop.function)

@@ -111,17 +111,10 @@ def without_quadratic(query: RewriteDatabaseQuery, fgraph: FunctionGraph) -> Rew
 
 
 class BodyRewrite:
-    """A rewrite of bodies that is run once on each.
+    """A rewrite of bodies, which changes a graph, that is run once on each.
 
     Passes ask for the same body in the same form again and again, and so do the functions of a
-    value and of its gradient.
-
-    Parameters
-    ----------
-    rewrite : callable
-        Changes the graph of a body.
-    settles : bool
-        Whether it leaves as it is what it made itself.
+    value and of its gradient. One that `settles` leaves as it is what it made itself.
     """
 
     def __init__(self, rewrite: Callable[[FunctionGraph], None], settles: bool = False) -> None:

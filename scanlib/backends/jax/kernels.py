@@ -131,19 +131,8 @@ def shapes_of_results(
 ) -> list[tuple[int, ...]] | None:
     """Return the shapes of a loop's results, None where those of its inputs do not tell them.
 
-    Raises what the loop would raise for these shapes.
-
-    Parameters
-    ----------
-    target : str, optional
-        The key of its program.
-    node : Apply
-    arrays : sequence
-        The inputs of the loop.
-    known : dict
-        Those whose values are known.
-    places : ndarray
-        For each sequence, the first row that is read and the number of rows.
+    Raises what the loop would raise for these shapes. `known` has the inputs whose values are
+    known, and `places` for each sequence the first row that is read and the number of rows.
     """
     if target is None:
         return None
@@ -159,15 +148,8 @@ def call_target(
 ) -> list[Any]:
     """Return the results of a compiled loop, and how many steps it took if it may stop.
 
-    Parameters
-    ----------
-    node : Apply
-    target : str
-        The key of its program.
-    shapes : sequence
-        Those of the results.
-    inputs : sequence
-        With the number of steps as `words_of` it, and behind them which rows are read.
+    The inputs have the number of steps as `words_of` it, and behind them which rows are read;
+    `shapes` are those of the results.
     """
     made = list(map(jax.ShapeDtypeStruct, shapes, [out.type.dtype for out in node.outputs]))
     if node.op.steps_of(node).may_stop:

@@ -85,15 +85,9 @@ class StepValues(NamedTuple):
 
 
 class JAXLoop:
-    """Runs one `Scan` on JAX values.
+    """Runs one `Scan` on JAX values; `node` has the loop's inputs.
 
-    Parameters
-    ----------
-    op : Scan
-    node : Apply
-        Whose inputs are those of the loop.
-    precision : str, optional
-        That of products in a step, `jax.default_matmul_precision`; the user's without it.
+    Products in a step have a `precision` (`jax.default_matmul_precision`), the user's without it.
     """
 
     def __init__(self, op: Scan, node: Apply, precision: str | None = None) -> None:

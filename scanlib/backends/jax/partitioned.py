@@ -45,17 +45,8 @@ _parts: WeakKeyDictionary[Apply, Any] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Sum:
-    """A result that is a sum over channels.
-
-    Attributes
-    ----------
-    output : int
-        Which result it is.
-    factors : tuple of str
-        The axes that are summed over.
-    start : int or None
-        The input that it starts from.
-    """
+    """Result number `output` is a sum over the channels' axes `factors`; `start` is the number of
+    the input that it starts from, if there is one."""
 
     output: int
     factors: tuple[str, ...]
@@ -64,15 +55,8 @@ class Sum:
 
 @dataclass(frozen=True)
 class Factors:
-    """Along which axes a call may be cut.
-
-    Attributes
-    ----------
-    inputs, outputs : tuple of Axes
-        For every axis of every array its factor; None where it must be whole.
-    sums : tuple of Sum
-        The outputs that are sums over channels.
-    """
+    """Along which axes a call may be cut: for every axis of every array its factor, None where it
+    must be whole; and the outputs that are sums over channels."""
 
     inputs: tuple[Axes, ...]
     outputs: tuple[Axes, ...]
@@ -112,14 +96,10 @@ class Factors:
     def places(
         self, shapes: Sequence[Sequence[int]], specs: Sequence[Any], sizes: dict[str, int]
     ) -> dict[str, tuple[str, ...]]:
-        """Return along which axes of the mesh each factor is cut.
+        """Return along which axes of the mesh, whose numbers of devices are `sizes`, each factor is
+        cut.
 
-        Parameters
-        ----------
-        shapes, specs : sequence
-            The shape of each array, inputs first, and how it is cut so far.
-        sizes : dict
-            The number of devices along each axis of the mesh.
+        `shapes` and `specs` are those of all arrays, inputs first: how each is cut so far.
         """
         found: dict[str, tuple[str, ...]] = {}
         taken: set[str] = set()
@@ -162,14 +142,9 @@ class Factors:
 
 
 def partitioned(call: Function, factors: Factors | None) -> Function:
-    """Return a call that says along which axes it may be cut.
+    """Return a call, from arrays to a list of arrays, that says along which axes it may be cut.
 
-    Parameters
-    ----------
-    call : callable
-        From arrays to a list of arrays. It is traced for the whole arrays, and for parts.
-    factors : Factors, optional
-        None for a call that must have everything whole.
+    It is traced for the whole arrays, and for parts. Without factors it must have everything whole.
     """
     if factors is None or not _some(factors):
         return call

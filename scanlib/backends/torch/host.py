@@ -148,10 +148,8 @@ def operator_of(
 def on_host(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function that runs a node as PyTensor's other linkers do.
 
-    Raises
-    ------
-    NotImplementedError
-        If it has inputs or results that have no counterpart beside tensors, sparse matrices say.
+    `NotImplementedError` if it has inputs or results that have no counterpart beside tensors,
+    sparse matrices say.
     """
     variables = [*node.inputs, *node.outputs]
     if all(map(_is_array, variables)) and node.inputs:

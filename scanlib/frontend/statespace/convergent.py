@@ -44,10 +44,7 @@ MISSING = (
 def convergent(model: StateSpace, given: Observations) -> Walk:
     """Return the filter's results, with a fixed gain as soon as the covariances have settled.
 
-    Raises
-    ------
-    ValueError
-        If the model varies; when it runs, if an observation is missing.
+    `ValueError` if the model varies; when it runs, if an observation is missing.
     """
     if model.varies():
         raise ValueError(

@@ -160,10 +160,7 @@ def read_real(title: str, given: Any) -> Variable:
 def read_observations(function: str, y: Any, model: StateSpace, observed: Any) -> Observations:
     """Return the observations; NaN is missing unless `observed` says what is.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If they are no real numbers, or their dimensions or those of `observed` do not fit.
+    `TypeError` or `ValueError` if they are no real numbers, or dimensions do not fit.
     """
     if not isinstance(model, StateSpace):
         raise TypeError(

@@ -97,14 +97,8 @@ def affine_history(
 ) -> Variable:
     """Return the history of a recurrence of vectors, or of covariances (`is_square`).
 
-    Parameters
-    ----------
-    is_square : bool
-    matrices : Variable, (T, …, m, m)
-    rows : Variable, (T + 1, …, m), or (T + 1, …, m, m)
-    reverse : bool
-    in_parallel : bool
-        Whether this is a scan of elements.
+    `matrices` are (T, …, m, m), `rows` (T + 1, …, m) or (T + 1, …, m, m). With `in_parallel` it is
+    a scan of elements.
     """
     start, others = (rows[-1], rows[:-1]) if reverse else (rows[0], rows[1:])
 

@@ -123,14 +123,8 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 class NewtonScan(SolvedLoop):
-    """A loop that is solved by Newton's method; see the module's text.
-
-    Parameters
-    ----------
-    scan : Scan
-        The loop. Its states are real numbers; it has no carries, and no `until`.
-    options : Newton
-    """
+    """A loop that is solved by Newton's method; see the module's text. Its states are real numbers;
+    it has no carries, and no `until`."""
 
     __props__ = ("scan", "options")
 

@@ -33,17 +33,8 @@ class SumFirst:
 
 
 def sum_first(op: ElemwiseScan, number: int, body: FunctionGraph) -> SumFirst | None:
-    """Return the sum that a recurrence scans first, None where it is no such recurrence.
-
-    Parameters
-    ----------
-    op : ElemwiseScan
-        The loop.
-    number : int
-        The position of the recurrence.
-    body : FunctionGraph
-        A copy of the loop's body.
-    """
+    """Return the sum that recurrence `number` of a loop scans first, None where it is no such
+    recurrence; `body` is a copy of the loop's."""
     recurrence = op.recurrences[number]
     tap, after = _tap(op, recurrence, body), _next(op, recurrence, body)
     if tap is None or _is_read_elsewhere(op, number, body.inputs.index(tap)):

@@ -14,13 +14,8 @@ from scanlib.ops.errors import ConvergenceError
 class CheckedConvergence(Op):
     """The array it is given, or a `ConvergenceError` where `failed`.
 
-    JAX raises no errors in compiled code: there, the array is NaN then.
-
-    Parameters
-    ----------
-    message : str
-        The error's text, with ``{}`` for the number of iterations, the step whose residual is the
-        largest, and the residual.
+    JAX raises no errors in compiled code: there, the array is NaN then. The message has ``{}`` for
+    the number of iterations, the step whose residual is the largest, and the residual.
     """
 
     __props__ = ("message",)

@@ -42,13 +42,8 @@ def checked_places(places: Variable, array: Variable, axis: int = 0) -> Variable
 
 
 class CheckedRows(Op):
-    """The array it is given, or an error.
-
-    Parameters
-    ----------
-    message : str
-        The error's text, with ``{}`` for the number of rows and the number of steps.
-    """
+    """The array it is given, or an error whose message has ``{}`` for the numbers of rows and of
+    steps."""
 
     __props__ = ("message",)
     view_map: ClassVar[dict[int, list[int]]] = {0: [0]}

@@ -82,21 +82,8 @@ def adopt_node(
 ) -> dict[Variable, Variable]:
     """Return what replaces the outputs of a loop of `pytensor.scan`.
 
-    Parameters
-    ----------
-    fgraph : FunctionGraph
-        The graph that the loop stands in.
-    node : Apply
-        The loop.
-    prepare_body : callable
-        Called with the graph of one step, which it may rewrite.
-    known : dict
-        What is known of lengths in the graph.
-
-    Raises
-    ------
-    NotAdoptableError
-        If it must stay what it is; the message says why.
+    `prepare_body` may rewrite the graph of one step; `known` is what is known of lengths in the
+    graph. `NotAdoptableError` says why the loop must stay what it is.
     """
     return _Adoption(fgraph, node, prepare_body, known).replacements()
 
@@ -474,13 +461,8 @@ def adoption_record(fgraph: FunctionGraph) -> AdoptionRecord | None:
 
 
 class AdoptLoops(LoopRewrite):
-    """Replace loops of `pytensor.scan` by canonical loops.
-
-    Parameters
-    ----------
-    when_enabled : bool
-        Whether to do nothing unless adoption is switched on for the whole process.
-    """
+    """Replace loops of `pytensor.scan` by canonical loops; `when_enabled` is whether to do nothing
+    unless adoption is switched on for the whole process."""
 
     def __init__(self, when_enabled: bool) -> None:
         self.when_enabled = when_enabled

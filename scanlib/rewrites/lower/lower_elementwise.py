@@ -67,10 +67,7 @@ class LowerElementwiseLoops(LowersLoops):
 def lower_elementwise(loop: Loop) -> Apply:
     """Return the lowered node of a loop, whose inputs and body are edited on the way.
 
-    Raises
-    ------
-    NotElementwiseError
-        If its body is not elementwise.
+    `NotElementwiseError` if its body is not elementwise.
     """
     specialize_elementwise(loop)
     scalar = scalar_loop(loop)
@@ -83,11 +80,8 @@ def lower_elementwise(loop: Loop) -> Apply:
 def specialize_elementwise(loop: Loop) -> None:
     """Run PyTensor's rewrites on a body that may be elementwise then.
 
-    Raises
-    ------
-    NotElementwiseError
-        If it multiplies matrices, factorizes or solves. Bodies are canonical, and no other rewrite
-        takes out what they have of these, but where an axis may have one item.
+    `NotElementwiseError` if it multiplies matrices, factorizes or solves: bodies are canonical, and
+    no other rewrite takes out what they have of these, but where an axis may have one item.
     """
     if config.scanlib__simplify:
         for node in toposort(loop.body_outputs()):

@@ -43,20 +43,10 @@ from scanlib.rewrites.over_time.split_cost import (
 class SplitParts:
     """The plan for one loop.
 
-    Attributes
-    ----------
-    sums : list of (State or Carry, Variable)
-        Carries, and states that are not stored, that only add up, and what a step adds.
-    recurrent : list of State or Carry
-        All others.
-    before : list of Variable
-        Early values that the loop reads as rows instead of computing them.
-    outputs : list of Output
-        Outputs that are evaluated as a batch.
-    taken_sums : list of (State or Carry, Variable)
-        Sums that become sums over rows or matrix products.
-    stored : list of Variable
-        Values that the loop stores for these.
+    `sums` are carries, and states that are not stored, that only add up, with what a step adds;
+    `recurrent` are all others. The loop reads the early values `before` as rows instead of
+    computing them. `outputs` are evaluated as a batch, `taken_sums` become sums over rows or matrix
+    products, and the loop has the values `stored` for these.
     """
 
     def __init__(self, loop: Loop) -> None:
