@@ -24,15 +24,8 @@ from scanlib.ops.graph import sizes_of
 
 
 def independent_axes(states: Sequence[Sequence[Variable]], nexts: Sequence[Variable]) -> list[int]:
-    """Return the axes along which a step's states are independent of one another.
-
-    Parameters
-    ----------
-    states : sequence of sequence of Variable
-        The body variables that hold the past values of each state.
-    nexts : sequence of Variable
-        Its next values.
-    """
+    """Return the axes along which a step's states are independent of one another, given the body's
+    variables of each state's past values, and its next values."""
     taps = [tap for each in states for tap in each]
     try:
         forms = LinearForms(taps, nexts, sizes_of, functions=True)
