@@ -57,7 +57,7 @@ def as_variable(value: Any, argument: str) -> Variable:
 
 
 def as_tensor(value: Any, argument: str) -> Variable:
-    """Return what the user gave as a tensor; a `TypeError` names the argument if it cannot be one."""
+    """Return what the user gave as a tensor; a `TypeError` names the argument if it is none."""
     variable = as_variable(value, argument)
     if is_tensor(variable):
         return variable

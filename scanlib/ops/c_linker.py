@@ -51,6 +51,10 @@ class PrintedOp(COp):
             raise NoCCodeError(*found.args)
         return found
 
+    def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
+        """Loops are compiled with the function they are part of, not run while it is built."""
+        return False
+
     def has_code(self, node: Apply) -> bool:
         """Whether there are kernels for a node, under the flags as they are."""
         try:

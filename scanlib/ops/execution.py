@@ -105,10 +105,6 @@ class LoopOp:
         """Return what the loop says of lengths."""
         return self.signature.steps_of(node.inputs)
 
-    def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
-        """Loops are compiled with the function they are part of, not run while it is built."""
-        return False
-
     def python_loop(self, kind: type[PythonLoop] = PythonLoop) -> Runner:
         """Return the plain loop; that of a lowered Op is the loop it was lowered from."""
         return kind(self.scan)

@@ -91,7 +91,3 @@ class HasFrozenBody(HasInnerGraph):
 
     def clone(self) -> Self:
         return self
-
-    def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
-        """Loops are compiled with the function they are part of, not run while it is built."""
-        return False

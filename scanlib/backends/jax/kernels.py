@@ -21,7 +21,6 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import TensorType
 
 from scanlib.backends.handler.programs import program_of, program_of_node, registered, result_shapes
-from scanlib.backends.jax.bounded import static_int
 from scanlib.backends.jax.handlers import TARGET, program_handler, register_program
 from scanlib.kernels.program import LoopProgram
 from scanlib.ops.execution import LoopOp
@@ -29,7 +28,6 @@ from scanlib.ops.lowered.linear_scan import LinearScan
 
 KINDS = "biufc"  # of dtypes that handlers know
 STEPS_TAKEN = jax.ShapeDtypeStruct((2,), np.int32)  # one number of 64 bits
-
 
 _programs: WeakKeyDictionary[Apply, LoopProgram | None] = WeakKeyDictionary()
 
@@ -109,17 +107,6 @@ def windows_of(op: LoopOp) -> tuple[int, int]:
     Slices of histories enter gradient loops. XLA would copy them.
     """
     return op.signature.n_sequences, int(op.has_n_steps)
-
-
-def known_numbers(values: Sequence[Any]) -> dict[int, int]:
-    """Return the inputs of a loop that are integers which JAX knows, by their numbers."""
-    numbers = {k: static_int(value) for k, value in enumerate(values)}
-    return {k: number for k, number in numbers.items() if number is not None}
-
-
-def with_known(arrays: Sequence[Any], known: dict[int, int]) -> list[Any]:
-    """Return the inputs of a loop with integers in the place of arrays that hold them."""
-    return [known.get(k, array) for k, array in enumerate(arrays)]
 
 
 def shapes_of_results(

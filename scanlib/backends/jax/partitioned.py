@@ -146,7 +146,7 @@ def partitioned(call: Function, factors: Factors | None) -> Function:
 
     It is traced for the whole arrays, and for parts. Without factors it must have everything whole.
     """
-    if factors is None or not _some(factors):
+    if factors is None or not any(map(any, factors.inputs)):
         return call
     known = factors
 
@@ -170,10 +170,6 @@ def partitioned(call: Function, factors: Factors | None) -> Function:
     cut.def_partition(partition, sharding_rule=lambda *types: known.rule())
 
     return lambda *inputs: list(cut(*inputs))
-
-
-def _some(factors: Factors) -> bool:
-    return any(name is not None for axes in factors.inputs for name in axes)
 
 
 def explicitly(function: Function, factors: Factors | None, inputs: Sequence[Any]) -> Function:

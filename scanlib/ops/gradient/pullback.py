@@ -21,7 +21,6 @@ from scanlib.ops.derivatives import Variables
 from scanlib.ops.gradient.cotangents import (
     HistoryCotangent,
     split_history,
-    split_output,
     total_of,
 )
 from scanlib.ops.gradient.forward import ForwardValues, drawn_values
@@ -210,9 +209,11 @@ class _Backward:
         that is the last one of each.
         """
         source, cotangent = self.forward.loop, as_dtype(self.given[output], total)
-        parts = HistoryCotangent(rows=cotangent)
+        parts = HistoryCotangent()
         if source.stop is not None and not source.reverse:
-            parts = split_output(cotangent)
+            parts.add_rows(cotangent)
+        else:
+            parts.rows = cotangent
         entering = []
         if parts.last is not None:
             carry = self.add_carry(parts.last, total.type)

@@ -36,7 +36,11 @@ def sum_first(op: ElemwiseScan, number: int, body: FunctionGraph) -> SumFirst | 
     """Return the sum that recurrence `number` of a loop scans first, None where it is no such
     recurrence; `body` is a copy of the loop's."""
     recurrence = op.recurrences[number]
-    tap, after = _tap(op, recurrence, body), _next(op, recurrence, body)
+    results = op.signature.split_body_outputs(body.outputs)
+    tap, after = (
+        _tap(op, recurrence, body),
+        [*results.states, *results.carries][recurrence.parts[0]],
+    )
     if tap is None or _is_read_elsewhere(op, number, body.inputs.index(tap)):
         return None
     readers = [node for node in body.toposort() if tap in node.inputs]
@@ -88,11 +92,6 @@ def _tap(op: ElemwiseScan, recurrence: Recurrence, body: FunctionGraph) -> Varia
         return None
     tap = inner.taps[part][0] if part < n else inner.carries[part - n]
     return tap if tap.type.dtype in ("float32", "float64") else None
-
-
-def _next(op: ElemwiseScan, recurrence: Recurrence, body: FunctionGraph) -> Variable:
-    results = op.signature.split_body_outputs(body.outputs)
-    return [*results.states, *results.carries][recurrence.parts[0]]
 
 
 def _is_read_elsewhere(op: ElemwiseScan, number: int, place: int) -> bool:

@@ -212,12 +212,10 @@ class _Adoption:
     def add_inputs(self) -> None:
         op, inputs = self.op, self.node.inputs
         read = set(ancestors(self.results))
-        self.unread: list[Sequence] = []
         for outer, row in zip(op.outer_seqs(inputs), op.inner_seqs(self.inner), strict=True):
-            part = Sequence(outer, row, _name(self.rows.view(outer).base))
             if row in read:
-                part.outer = self.orient(outer)
-            (self.loop.sequences if row in read else self.unread).append(part)
+                name = _name(self.rows.view(outer).base)
+                self.loop.sequences.append(Sequence(self.orient(outer), row, name))
         for outer, inner in zip(
             op.outer_non_seqs(inputs), op.inner_non_seqs(self.inner), strict=True
         ):
@@ -267,19 +265,19 @@ class _Adoption:
         ):
             depth = -min(own)
             initial = initial_rows(buffer, depth, self.steps, self.rows)
-            if not initial.fits:
+            if initial is None:
                 raise NotAdoptableError(_misfit("a state"))
-            name = _name(initial.rows)
-            reads, only = last_reads(self.fgraph, out, depth == 1 and is_shared(initial.rows))
+            name = _name(initial)
+            reads, only = last_reads(self.fgraph, out, depth == 1 and is_shared(initial))
             if depth == 1 and reads and only:
-                start = only_row(initial.rows, buffer)
+                start = only_row(initial, buffer)
                 carry = Carry(start, variables[0], result, name)
                 self.loop.carries.append(carry)
                 self.finals.add(out)
                 self.outputs.append(_unread)
                 self.add_last_rows(reads, _result_of(carry))
                 continue
-            rows = flipped(initial.rows) if self.reverse and depth > 1 else initial.rows
+            rows = flipped(initial) if self.reverse and depth > 1 else initial
             state = State(rows, dict(zip(own, variables, strict=True)), result, name=name)
             self.loop.states.append(state)
             self.outputs.append(self.in_order(state))
@@ -337,19 +335,11 @@ class _Adoption:
 
     def set_length(self) -> None:
         """Say how many steps there are, where the sequences do not."""
-        sequences = [*self.loop.sequences, *self.unread]
-        for part in sequences:
-            if self.plain.agrees(part.outer, self.steps):
-                if part in self.unread:
-                    part.outer = self.orient(part.outer)
-                    self.loop.sequences.append(part)
-                return
+        if any(self.plain.agrees(part.outer, self.steps) for part in self.loop.sequences):
+            return
         known = constant_integer(self.node.inputs[0])
-        self.loop.n_steps = (
-            pt.cast(self.node.inputs[0], "int64")
-            if known is None
-            else pt.constant(known, dtype="int64")
-        )
+        given = self.node.inputs[0] if known is None else pt.constant(known, dtype="int64")
+        self.loop.n_steps = pt.cast(given, "int64")
 
 
 def _result_of(part: Carry) -> Maker:

@@ -141,8 +141,6 @@ def absorb_producers(fgraph: FunctionGraph, node: Apply) -> Loop:
             if part.row in read:
                 added.append(part)  # until what reads it is part of the step
                 continue
-            if part.outer.owner is None or not _is_read_once(loop, part.outer):
-                continue
             if any(client not in absorbed for client, _ in fgraph.clients[part.outer]):
                 continue
             new = _absorb(loop, part, rows)
@@ -153,13 +151,6 @@ def absorb_producers(fgraph: FunctionGraph, node: Apply) -> Loop:
         loop.substitute(rows)
         pending = added
     return loop
-
-
-def _is_read_once(loop: Loop, variable: Variable) -> bool:
-    """Whether a variable is one sequence of a loop, and nothing else of it."""
-    if sum(part.outer is variable for part in loop.sequences) > 1:
-        return False
-    return all(part.outer is not variable for part in loop.non_sequences)
 
 
 def _absorb(

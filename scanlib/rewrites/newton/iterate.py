@@ -300,7 +300,8 @@ def _step(node: Apply, found: dict[Variable, _Moved], live: set[Variable]) -> _M
     if isinstance(node.op, Elemwise) and node.outputs[0].type.ndim == 1:
         total: _Moved | None = None
         for each in own:
-            units = [_unit(v, v is each) if v in live else v for v in node.inputs]
+            fill = {v: pt.ones_like(v) if v is each else pt.zeros_like(v) for v in own}
+            units = [fill.get(v, v) for v in node.inputs]
             part = found[each].scaled(node.op(*units))
             total = part if total is None else total.plus(part)
         return total
@@ -319,10 +320,6 @@ def _step(node: Apply, found: dict[Variable, _Moved], live: set[Variable]) -> _M
             rest = _sum(rest, ((matrix * w.T) @ a) * b)
         return _Moved(None, products, rest)
     return None
-
-
-def _unit(value: Variable, is_one: bool) -> Variable:
-    return pt.ones_like(value) if is_one else pt.zeros_like(value)
 
 
 # Adaptive damping: the share of the Jacobian that is kept shrinks where an iterate is not, grows

@@ -196,22 +196,15 @@ class OverTime:
 
     def _written(self, node: Apply) -> Variable:
         """Return arrays of which a part was set or added to, at places that may differ."""
-        arrays, (places, varies) = self.rows(node.inputs[0]), self._places(node)
-        index: tuple[Any, ...] = (slice(None), *places)
-        if varies:
+        arrays, found = self.rows(node.inputs[0]), [self.value(place) for place in node.inputs[2:]]
+        places = [place for place, _ in found]
+        index: tuple[Any, ...] = (slice(None), *indices_from_subtensor(places, node.op.idx_list))
+        if any(varies for _, varies in found):
             index = (pt.arange(self.length), checked_places(places[0], arrays, axis=1))
         target = arrays[index]
         change = pt.set_subtensor if node.op.set_instead_of_inc else pt.inc_subtensor
         values = self.rows(node.inputs[1])
         return change(target, with_axes(values, 1, target.type.ndim - values.type.ndim))
-
-    def _places(self, node: Apply) -> tuple[list[Any], bool]:
-        """Return the indices at which a node writes, and whether they differ from step to step."""
-        found = [self.value(place) for place in node.inputs[2:]]
-        places = [place for place, _ in found]
-        if any(varies for _, varies in found):
-            return places, True
-        return list(indices_from_subtensor(places, node.op.idx_list)), False
 
     def _kernel(self, node: Apply) -> Variable | None:
         """Return a node's values as a loop of elementwise work; see `split_cost`.
