@@ -158,7 +158,10 @@ def log_densities(
     for part, value in zip(loop.recurrent, following, strict=True):
         part.next = value
     loop.outputs = [Output(by_row[row]) for row in rows]
-    _drop_unread(loop)
+    live = live_parts(loop.recurrent, [output.value for output in loop.outputs])
+    loop.states = [part for part in loop.states if part in live]
+    loop.carries = [part for part in loop.carries if part in live]
+    loop.drop_unread_inputs()
     unknown = _first_draw(loop.body_outputs())
     if unknown is not None:
         raise NotImplementedError(
@@ -184,15 +187,6 @@ def _read_values(loop: Loop, part: State | Output, draw: Variable, value: Variab
             rows = past_rows(history, part.depth, -tap, loop.reverse)
             loop.sequences.append(SequencePart(rows, before, part.name))
     return row
-
-
-def _drop_unread(loop: Loop) -> None:
-    """Drop states, carries and inputs that no output of the loop depends on."""
-    live = live_parts(loop.recurrent, [output.value for output in loop.outputs])
-    loop.states = [part for part in loop.states if part in live]
-    loop.carries = [part for part in loop.carries if part in live]
-    read = set(ancestors(loop.body_outputs()))
-    loop.non_sequences = [part for part in loop.non_sequences if part.inner in read]
 
 
 def _first_draw(outputs: Sequence[Variable]) -> Variable | None:

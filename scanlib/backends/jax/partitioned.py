@@ -358,23 +358,20 @@ def _channel_factors(op: ElemwiseScan, extra: int) -> Factors:
     def summed(axes: Sequence[int]) -> tuple[str, ...]:
         return tuple(f"c{axis}" for axis in axes)
 
-    def rows(parts: Sequence[Any]) -> Iterator[Axes]:
-        return ((None, *names(axes)) for axes in parts)
+    def rows(parts: Sequence[Any]) -> list[Axes]:
+        return [(None, *names(axes)) for axes in parts]
 
-    steps = [(None,)] * signature.has_n_steps
-    carries, others = map(names, layout.carries), map(names, layout.non_sequences)
-    inputs = [*steps, *rows(layout.sequences), *rows(layout.states), *carries, *others]
-    carried = list(map(names, layout.carries))
-    outputs = [*rows(layout.states), *carried, *rows(layout.outputs)]
-    first = signature.has_n_steps + signature.n_sequences + signature.n_states
-    carried_first = signature.n_states
+    carries, states = list(map(names, layout.carries)), rows(layout.states)
+    varying = [*[(None,)] * signature.has_n_steps, *rows(layout.sequences), *states]
+    inputs = [*varying, *carries, *map(names, layout.non_sequences)]
+    outputs = [*states, *carries, *rows(layout.outputs)]
     sums = [
-        Sum(carried_first + k, summed(axes), first + k)
+        Sum(len(states) + k, summed(axes), len(varying) + k)
         for k, axes in enumerate(layout.carry_reductions)
         if layout.sums[k] and axes
     ]
     sums += [
-        Sum(carried_first + signature.n_carries + k, summed(axes), None)
+        Sum(len(states) + len(carries) + k, summed(axes), None)
         for k, axes in enumerate(layout.output_reductions)
         if axes
     ]

@@ -121,7 +121,7 @@ class StateSpace:
         """Return the covariance of what is added to the state: ``R Q Rᵀ``."""
         if self.selection is None:
             return self.state_cov
-        return self.selection @ self.state_cov @ pt.swapaxes(self.selection, -1, -2)
+        return self.selection @ self.state_cov @ self.selection.mT
 
     def varies(self) -> bool:
         """Whether any matrix has a time axis."""

@@ -31,7 +31,7 @@ from pytensor.graph.basic import Apply, Variable
 
 from scanlib.lengths.steps import Steps
 from scanlib.ops.derivatives import Variables, pullback_rule
-from scanlib.ops.gradient.pullback import pull_back
+from scanlib.ops.gradient.pullback import pullback
 from scanlib.ops.lowered.solved_loop import SolvedLoop
 from scanlib.ops.scan import Scan
 
@@ -175,4 +175,4 @@ def pullback_newton(
     op: NewtonScan, inputs: Variables, outputs: Variables, cotangents: Variables
 ) -> list[Variable]:
     """Return the cotangents of the loop's inputs, at the trajectory that was found."""
-    return pull_back(op.scan, inputs, op.results(outputs), cotangents[:-2])
+    return pullback(op.scan, inputs, outputs[:-2], cotangents[:-2])

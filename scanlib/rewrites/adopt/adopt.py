@@ -111,7 +111,9 @@ class _Adoption:
         self.fgraph, self.node, self.op = fgraph, node, node.op
         self.info = node.op.info
         self.check_op()
-        body = step_of(self.op)
+        body = thaw_graph(self.op.fgraph)
+        undo_in_place(body)
+        rewrite_as_asked(body, self.op.mode)
         if any(returns_other_shapes(each) for each in body.apply_nodes):
             raise NotAdoptableError("a step calls QR in the mode 'raw', whose shapes are not known")
         prepare_body(body)
@@ -370,14 +372,6 @@ def _name(variable: Variable) -> str | None:
     while variable.name is None and variable.owner is not None and len(variable.owner.inputs) == 1:
         variable = variable.owner.inputs[0]
     return variable.name.split("[")[0] if variable.name else None
-
-
-def step_of(op: Any) -> FunctionGraph:
-    """Return a copy of the step of a loop of `pytensor.scan`, rewritten as its mode asks."""
-    body = thaw_graph(op.fgraph)
-    undo_in_place(body)
-    rewrite_as_asked(body, op.mode)
-    return body
 
 
 def undo_in_place(body: FunctionGraph) -> None:
