@@ -18,9 +18,8 @@ axes of `C` that belong to the variable: a linear operation needs no more though
 
 Joining states must not change what non-finite numbers do: a value that does not read another one
 must not become NaN with it. The *structure* of a form, which items of its blocks are there at all,
-is found by the same propagation with ones in the place of all factors. With elementwise functions
-taken for sums it follows what depends on what in any step (`independent_axes`). (Jacobians along a
-graph: A. Griewank and A. Walther, "Evaluating derivatives", 2008, chapter 3.)
+is found by the same propagation with ones in the place of all factors. (Jacobians along a graph: A.
+Griewank and A. Walther, "Evaluating derivatives", 2008, chapter 3.)
 
 A matrix recurrence is read off the forms. In the real semiring the next value is a matrix times the
 state plus something, which its linear form says. In the log and tropical semirings it is ``⊕_j
@@ -100,9 +99,8 @@ class LinearForms:
     """The forms of the variables from some states, all of one dtype, to some targets.
 
     `sizes` gives the shape of a body variable without reading a state. `structure` is to put ones
-    in the place of all factors and leave the offsets out, `functions` to take elementwise functions
-    for sums of what they read, of any dtype. `NotAffineError` if a target is of another form; the
-    text says which variable is in the way.
+    in the place of all factors and leave the offsets out. `NotAffineError` if a target is of
+    another form; the text says which variable is in the way.
     """
 
     def __init__(
@@ -111,10 +109,8 @@ class LinearForms:
         targets: Sequence[Variable],
         sizes: Sizes,
         structure: bool = False,
-        functions: bool = False,
     ) -> None:
-        self.sources, self.sizes = list(sources), sizes
-        self.structure, self.functions = structure or functions, functions
+        self.sources, self.sizes, self.structure = list(sources), sizes, structure
         self.dtype = sources[0].type.dtype
         self.multiplies = False
         self.dependent = depends_on(targets, sources)
@@ -129,16 +125,12 @@ class LinearForms:
     def _of_node(self, node: Apply) -> list[Form]:
         op, out = node.op, node.outputs[0]
         dtypes = {getattr(each.type, "dtype", None) for each in node.outputs}
-        if not self.functions and dtypes != {self.dtype}:
+        if dtypes != {self.dtype}:
             raise NotAffineError(f"{name_of(out)} has another dtype than the state")
-        if isinstance(op, Blockwise) and isinstance(op.core_op, Dot) and not self.is_square(node):
+        if isinstance(op, Blockwise) and isinstance(op.core_op, Dot):
             op = op.core_op
         found = rule(op, self, node)
         return [found] * len(node.outputs) if isinstance(found, dict) else found
-
-    def is_square(self, node: Apply) -> bool:
-        """Whether a step's dependences are followed, and a node multiplies a state with a state."""
-        return self.functions and self.dependent.issuperset(node.inputs)
 
     def form(self, variable: Variable) -> Form:
         """Return the form of a variable; one that reads no state is all offset.
@@ -438,7 +430,7 @@ def _times(part: Variable, by: Variable) -> Variable:
 @rule.register(Elemwise)
 def _elemwise(op: Op, forms: LinearForms, node: Apply) -> Form:
     scalar, inputs, out = node.op.scalar_op, node.inputs, node.outputs[0]
-    if isinstance(scalar, ps.Add) or forms.functions:
+    if isinstance(scalar, ps.Add):
         return _total(forms, [(1, inp) for inp in inputs], out)
     if isinstance(scalar, ps.Sub):
         return _total(forms, [(1, inputs[0]), (-1, inputs[1])], out)
@@ -533,7 +525,7 @@ def _product(value: Variable, matrix: Variable, from_left: bool) -> Variable:
 
 @rule.register(CAReduce)
 def _sum(op: Op, forms: LinearForms, node: Apply) -> Form:
-    if not (isinstance(op, TensorSum) or forms.functions):
+    if not isinstance(op, TensorSum):
         raise NotAffineError(f"{name_of(node.outputs[0])} is nonlinear in the state")
     source = node.inputs[0]
     ndim = source.type.ndim
