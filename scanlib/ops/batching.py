@@ -114,7 +114,7 @@ class _Batcher:
                 if is_mask(part.outer):
                     self.masks.append(row)
                 part.row = row
-                outer = self.time_first(outer)
+                outer = pt.moveaxis(outer, self.rank, 0)
             part.outer = outer
         for whole, outer in zip(loop.non_sequences, given.non_sequences, strict=True):
             if _rank(whole.outer, outer):
@@ -136,14 +136,6 @@ class _Batcher:
         for mask in self.masks:
             self.pass_over(mask)
         return self.finish()
-
-    def time_first(self, variable: Variable) -> Variable:
-        order = [self.rank, *range(self.rank), *range(self.rank + 1, variable.type.ndim)]
-        return variable.dimshuffle(*order)
-
-    def time_behind_batch(self, variable: Variable) -> Variable:
-        order = [*range(1, self.rank + 1), 0, *range(self.rank + 1, variable.type.ndim)]
-        return variable.dimshuffle(*order)
 
     def spread(self, batched: set[State | Carry]) -> list[Variable]:
         """Vectorize the body until no further state becomes batched; return its results."""
@@ -178,7 +170,7 @@ class _Batcher:
             spread = with_axes(initial, 1, self.rank) if lead else initial
             initial = pt.broadcast_to(spread, [*sizes[:lead], *self.shape, *sizes[lead:]])
         elif lead:
-            initial = self.time_first(initial)
+            initial = pt.moveaxis(initial, self.rank, 0)
         part.initial = initial
         if isinstance(part, Carry):
             part.value = self.replacements[part.value]
@@ -262,7 +254,9 @@ class _Batcher:
 
         def timed(cores: list[Variable], made: list[Variable]) -> list[Variable]:
             pairs = zip(cores, made, strict=True)
-            return [self.time_behind_batch(new) if _rank(old, new) else new for old, new in pairs]
+            return [
+                pt.moveaxis(new, 0, self.rank) if _rank(old, new) else new for old, new in pairs
+            ]
 
         found = [
             *timed(cores.histories, results.histories),

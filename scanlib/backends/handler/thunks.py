@@ -84,17 +84,8 @@ def _load(compiler: str) -> Any:
 
 
 class Thunk:
-    """Runs one node of a function on the values in its storage.
-
-    Parameters
-    ----------
-    key : str
-        The program's.
-    inputs, outputs : sequence of list
-        Lists of one item, in which values are.
-    computed : sequence of list
-        Lists whose item says whether an output has been computed.
-    """
+    """Runs one node of a function on the values in its storage, lists of one item; in those of
+    `computed` the item says whether an output has been computed."""
 
     lazy = False
 
@@ -150,13 +141,7 @@ def runner(program: LoopProgram) -> Callable[..., Sequence[np.ndarray]]:
 
 @register_c_thunks
 def thunk_maker(node: Apply) -> Callable[..., Thunk]:
-    """Return what makes the thunk of a loop.
-
-    Raises
-    ------
-    NoCCodeError
-        If the loop has no program.
-    """
+    """Return what makes the thunk of a loop; `NoCCodeError` if it has no program."""
     program = program_of_node(node)
     if program is None:
         raise NoCCodeError(f"{node.op} runs through perform")

@@ -91,18 +91,12 @@ def funcify_merge_rows(op: MergeRows, node: Apply, **kwargs: Any) -> Callable[..
 
 
 @jax_funcify.register(CheckedPlaces)
-def funcify_checked_places(op: CheckedPlaces, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return a function that checks nothing: compiled code raises no errors."""
-
-    def checked_places(places: Any, *conditions: Any) -> Any:
-        return places
-
-    return checked_places
-
-
 @jax_funcify.register(CheckedValue)
 def funcify_checked_value(op: CheckedValue, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the function that raises for a condition which is known when JAX compiles."""
+    """Return the function that raises for a condition which is known when JAX compiles.
+
+    Compiled code raises no errors.
+    """
 
     def checked_value(value: Any, *conditions: Any) -> Any:
         if any(static_int(condition) == 0 for condition in conditions):

@@ -41,14 +41,8 @@ def checked_places(places: Variable, array: Variable, axis: int = 0) -> Variable
     return CheckedPlaces(IndexError, text)(places, pt.all(inside))
 
 
-class CheckedRows(Op):
-    """The array it is given, or an error.
-
-    Parameters
-    ----------
-    message : str
-        The error's text, with ``{}`` for the number of rows and the number of steps.
-    """
+class CheckedArray(Op):
+    """Base of Ops that give the array they are given, or an error with a message."""
 
     __props__ = ("message",)
     view_map: ClassVar[dict[int, list[int]]] = {0: [0]}
@@ -57,14 +51,19 @@ class CheckedRows(Op):
         self.message = message
 
     def __str__(self) -> str:
-        return "CheckedRows"
+        return type(self).__name__
+
+    def infer_shape(self, *arguments: Any) -> list[tuple[Any, ...]]:
+        return [tuple(arguments[-1][0])]
+
+
+class CheckedRows(CheckedArray):
+    """The array it is given, or an error whose message has ``{}`` for the numbers of rows and of
+    steps."""
 
     def make_node(self, rows: Variable, steps: Variable) -> Apply:
         rows = pt.as_tensor_variable(rows)
         return Apply(self, [rows, pt.cast(steps, "int64")], [rows.type()])
-
-    def infer_shape(self, *arguments: Any) -> list[tuple[Any, ...]]:
-        return [tuple(arguments[-1][0])]
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         rows, steps = inputs
