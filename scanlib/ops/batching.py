@@ -38,8 +38,8 @@ def vectorize_scan(op: Scan, node: Apply, *batched_inputs: Variable) -> list[Var
 
 
 def _rank(core: Variable, batched: Variable) -> int:
-    """Return how many batch dimensions a variable has."""
-    return batched.type.ndim - core.type.ndim if is_tensor(core) else 0
+    """Return how many batch dimensions a variable has; of scalars, as indices, it is a tensor."""
+    return batched.type.ndim - core.type.ndim if is_tensor(batched) else 0
 
 
 def _batch_of(like: Variable, rank: int) -> Variable:

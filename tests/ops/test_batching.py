@@ -400,6 +400,30 @@ class TestNumbersOfSteps:
         np.testing.assert_allclose(function(np.ones((2, 5)), 2), [[1, 2, 3]] * 2)
 
 
+def test_an_index_that_differs_between_rows(mode):
+    """The step reads it as a scalar, not as a tensor."""
+    x, start, i = pt.vector("x"), pt.vector("start"), pt.lscalar("i")
+    table = scanlib.scan(
+        lambda x, table: pt.set_subtensor(table[i], table[i] * 0.5 + x),
+        sequences=x,
+        outputs_info=start,
+        return_updates=False,
+    )
+    data = [rng.normal(size=4), rng.normal(size=(3, 5)), np.array([3, 0, 4])]
+    check_rows([table], [x, start, i], data, (0, 1, 1), mode)
+    check_rows([table], [x, start, i], [data[0], data[1][0], data[2]], (0, 0, 1), mode)
+
+
+def test_sizes_of_what_a_loop_starts_from_are_the_same_in_the_batch(fast_mode):
+    """An initial value that grows to the size of a row is filled in once for the whole batch."""
+    x, y, data = pt.matrix("x"), pt.matrix("y"), rng.normal(size=(3, 4, 2))
+    outputs = [scanlib.linear_scan(0.5, x), scanlib.cummax(pt.full_like(y, 0.5) * x.shape[0])]
+    check_rows(outputs, [x, y], [data, data], (1, 1), fast_mode)
+    rows = pt.tensor3("rows")
+    f = pytensor.function([rows], vectorize_graph(outputs[0], {x: rows}), mode=fast_mode)
+    assert not any(isinstance(node.op, Blockwise) for node in f.maker.fgraph.apply_nodes)
+
+
 def test_random_draws_differ_between_rows(fast_mode):
     generator, mean = pytensor.shared(np.random.default_rng(3)), pt.scalar("mean")
 

@@ -186,7 +186,7 @@ class TestCode:
             assert not np.shares_memory(value, other)
 
     def test_numbers_for_other_code(self):
-        """An index that kernels compute beside arrays is a number to PyTensor's C code, no array."""
+        """An index that kernels compute beside arrays is a number to PyTensor's C code."""
         x, start = pt.dvector("x"), pt.dscalar("start")
         rows = trace(lambda y: y + 1, outputs_info=pt.full_like(x, start), n_steps=x.shape[0])
         function = pytensor.function([x, start], rows[7 % x.shape[0]], mode=MODES["c"])
