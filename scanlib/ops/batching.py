@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.traversal import toposort
 from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib._compat import vectorize_rule
 from scanlib.lengths.batches import common, whole_batch
-from scanlib.ops.graph import is_tensor, sizes_of, with_axes
+from scanlib.ops.graph import is_tensor, sizes_of, substitute, with_axes
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
 from scanlib.ops.scan import Scan
@@ -45,6 +46,15 @@ def _rank(core: Variable, batched: Variable) -> int:
 def _batch_of(like: Variable, rank: int) -> Variable:
     """Return a new body variable for a batch of such values."""
     return pt.TensorType(like.type.dtype, shape=(*(None,) * rank, *like.type.shape))(name=like.name)
+
+
+def with_whole_batches(outputs: list[Variable]) -> list[Variable]:
+    """Return a batch of steps whose slices, and arrays by shape, are those of all members."""
+    for node in toposort(outputs):
+        new = whole_batch(node.outputs[0])
+        if new is not None:
+            return with_whole_batches(substitute(outputs, {node.outputs[0]: new}))
+    return outputs
 
 
 @dataclass
@@ -154,7 +164,7 @@ class _Batcher:
                 if part in batched:
                     new = {v: _batch_of(v, self.rank) for v in part.taps.values()}
                     self.replacements = new | self.replacements
-            vectorized = vectorize_graph(cores, self.replacements)
+            vectorized = with_whole_batches(vectorize_graph(cores, self.replacements))
             results = self.op.signature.split_body_outputs(vectorized)
             if self.masks or (results.stop is not None and results.stop.type.ndim):
                 # Each row stops by itself, so every value must be able to.

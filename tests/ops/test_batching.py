@@ -414,6 +414,33 @@ def test_an_index_that_differs_between_rows(mode):
     check_rows([table], [x, start, i], [data[0], data[1][0], data[2]], (0, 0, 1), mode)
 
 
+def test_slices_that_differ_between_rows(mode):
+    x, start, i = pt.vector("x"), pt.vector("start"), pt.lscalar("i")
+    rows = scanlib.scan(
+        lambda x, h: pt.concatenate([h[2:], h[i : i + 2] * x]),
+        sequences=x,
+        outputs_info=start,
+        return_updates=False,
+    )
+    data = [rng.normal(size=4), rng.normal(size=(3, 5)), np.array([3, 0, 1])]
+    check_rows([rows], [x, start, i], data, (0, 1, 1), mode)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_slices_and_sizes_by_the_shape_of_a_state(steps, mode):
+    """They are those of the whole batch, so that kernels write them, and known without a step."""
+    x, start = pt.vector("x"), pt.vector("start")
+
+    def step(x, h):
+        n = h.shape[0]
+        moved = pt.concatenate([h[n // 2 :] * x, h[: n // 2] + x])
+        return moved, pt.alloc(x, n, 2)
+
+    traces = scanlib.scan(step, x, [start, None], return_updates=False)
+    data = [rng.normal(size=steps), rng.normal(size=(3, 5))]
+    check_rows(traces, [x, start], data, (0, 1), mode)
+
+
 def test_sizes_of_what_a_loop_starts_from_are_the_same_in_the_batch(fast_mode):
     """An initial value that grows to the size of a row is filled in once for the whole batch."""
     x, y, data = pt.matrix("x"), pt.matrix("y"), rng.normal(size=(3, 4, 2))
