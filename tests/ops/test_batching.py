@@ -441,6 +441,20 @@ def test_slices_and_sizes_by_the_shape_of_a_state(steps, mode):
     check_rows(traces, [x, start], data, (0, 1), mode)
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_sizes_that_are_captured(steps, mode):
+    """A length of a batch of arrays is one number also where a step is given it."""
+    x, y = pt.vector("x"), pt.vector("y")
+
+    def step(x, h):
+        n = y.shape[0]
+        return h[: n - 1].sum() * pt.ones_like(h) + x, pt.alloc(x, n, 2)
+
+    traces = scanlib.scan(step, x, [pt.zeros(5), None], return_updates=False)
+    data = [rng.normal(size=steps), rng.normal(size=(3, 4))]
+    check_rows(traces, [x, y], data, (0, 1), mode)
+
+
 def test_sizes_of_what_a_loop_starts_from_are_the_same_in_the_batch(fast_mode):
     """An initial value that grows to the size of a row is filled in once for the whole batch."""
     x, y, data = pt.matrix("x"), pt.matrix("y"), rng.normal(size=(3, 4, 2))
