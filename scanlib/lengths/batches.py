@@ -17,7 +17,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.basic import Alloc, Join, join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.shape import Reshape
+from pytensor.tensor.shape import Reshape, Shape_i
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import integer_dtypes
 
@@ -59,6 +59,8 @@ def _common_result(variable: Variable, rank: int) -> Variable | None:
         return None
     if isinstance(node.op, Alloc):
         return _common_fill(*node.inputs, rank=rank)
+    if isinstance(node.op, Blockwise) and isinstance(node.op.core_op, Shape_i):
+        return Shape_i(rank + node.op.core_op.i)(*node.inputs)
     found = of_one_member(node, rank, lambda part: common(part, rank))
     return None if found is None else found[node.outputs.index(variable)]
 

@@ -171,7 +171,7 @@ def conform(variable: Variable, type: Any) -> Variable:
 def index_text(node: Apply) -> str:
     """Return the index of a `Subtensor` node as it is written: ``1:, -1``."""
     texts = []
-    for index in indices_from_subtensor(node.inputs[1:], node.op.idx_list):
+    for index in indices_from_subtensor(node.inputs[1:], core_op(node).idx_list):
         if isinstance(index, slice):
             ends = [
                 "" if end is None else _number(end) for end in (index.start, index.stop, index.step)
