@@ -14,8 +14,8 @@ _ADVICE = {
     "draw by `.dist` in a step that a pm.CustomDist has in its `dist`",
     "observed_RVs": "return from the step what its density needs, and make it after the loop, of "
     "the rows of all steps",
-    "deterministics": "return it from the step, and pass the result of the loop to pm.Deterministic",
-    "potentials": "return it from the step, and pass the result of the loop to pm.Potential",
+    "deterministics": "return it from the step, and pass the loop's result to pm.Deterministic",
+    "potentials": "return it from the step, and pass the loop's result to pm.Potential",
 }
 
 

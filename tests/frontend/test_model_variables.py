@@ -37,24 +37,29 @@ def add(row, last, scale):
 
 @pytest.mark.all_forms
 @pytest.mark.parametrize(
-    ("step", "advice"),
+    "step, advice",
     [
         (draw, "pass it as a sequence"),
         (observe, "make it after the loop"),
-        (keep, "pass the result of the loop to pm.Deterministic"),
-        (add, "pass the result of the loop to pm.Potential"),
+        (keep, "pass the loop's result to pm.Deterministic"),
+        (add, "pass the loop's result to pm.Potential"),
     ],
 )
 @pytest.mark.parametrize("initial", [0.0, np.float32(0.0)])  # the second is traced twice
 def test_named_in_a_step(step, advice, initial):
     said = "scan `walk`: the step makes `made`, a variable of the PyMC model.*" + re.escape(advice)
-    with pm.Model(), pytest.raises(ValueError, match=said) as raised:
+    with pm.Model():
         scale = pm.HalfNormal("scale")
-        scanlib.scan(step, DATA, initial, scale, name="walk")
+        with pytest.raises(ValueError, match=said) as raised:
+            scanlib.scan(step, DATA, initial, scale, name="walk")
     assert not hasattr(raised.value, "__notes__")
-    with pm.Model(), pytest.raises(ValueError, match=re.escape(advice)):
+
+
+def test_named_in_a_step_of_loop():
+    with pm.Model():
         scale = pm.HalfNormal("scale")
-        scanlib.loop(lambda last, row: (step(row, last, scale), row), initial, DATA)
+        with pytest.raises(ValueError, match="loop: the step makes `made`"):
+            scanlib.loop(lambda last, row: (keep(row, last, scale), row), 0.0, DATA)
 
 
 def test_data_made_in_a_step():
