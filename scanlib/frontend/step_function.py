@@ -19,6 +19,7 @@ from pytensor.tensor.random.type import RandomType
 
 from scanlib.frontend.arguments import OutputArgument, describe_whole
 from scanlib.frontend.lags import Lags
+from scanlib.frontend.model_variables import check_model_variables, count_model_variables
 from scanlib.frontend.states import type_text
 from scanlib.frontend.trees import flatten
 from scanlib.frontend.values import as_variable
@@ -135,6 +136,7 @@ def call_function(
     another number of arguments (`missing` says where more would come from), or returns a generator.
     """
     fits = _takes(fn, arguments)
+    count = count_model_variables()
     try:
         returned = fn(*arguments)
     except Exception as error:
@@ -153,6 +155,7 @@ def call_function(
             * isinstance(error, RecursionError)
         )
         raise
+    check_model_variables(count, where)
     if inspect.isgenerator(returned):
         raise TypeError(
             f"{where} {step_name(fn)} returns a generator; write `return` in place of `yield`, and "
