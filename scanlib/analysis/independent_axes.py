@@ -26,8 +26,8 @@ def independent_axes(states: Sequence[Sequence[Variable]], nexts: Sequence[Varia
         if not read.isdisjoint(node.inputs) and not isinstance(node.op, Shape | Shape_i):
             read.update(node.outputs)
             classes.join(each for each in _axes_kept(node) if {each[0], each[2]} <= read)
-    for own, following in zip(states, nexts, strict=True):
-        for tap in own:
+    for each, following in zip(states, nexts, strict=True):
+        for tap in each:
             classes.join_all(tap, following)
     classes.keep_apart(taps)
     places = [(tap, axis) for tap in taps for axis in range(tap.type.ndim)]

@@ -18,7 +18,7 @@ from scanlib.backends.jax.bounded import (
 )
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
-from scanlib.ops.row_ops.checked_rows import CheckedPlaces, CheckedRows, CheckedValue
+from scanlib.ops.row_ops.checked_rows import CheckedRows, CheckedValue
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
 from scanlib.ops.row_ops.step_products import StepProducts
@@ -90,13 +90,9 @@ def funcify_merge_rows(op: MergeRows, node: Apply, **kwargs: Any) -> Callable[..
     return lambda value: jnp.reshape(value, (value.shape[0] * value.shape[1], *value.shape[2:]))
 
 
-@jax_funcify.register(CheckedPlaces)
 @jax_funcify.register(CheckedValue)
 def funcify_checked_value(op: CheckedValue, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the function that raises for a condition which is known when JAX compiles.
-
-    Compiled code raises no errors.
-    """
+    """Return the function that raises for a condition which is known when JAX compiles."""
 
     def checked_value(value: Any, *conditions: Any) -> Any:
         if any(static_int(condition) == 0 for condition in conditions):

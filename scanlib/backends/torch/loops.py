@@ -56,7 +56,7 @@ def _content(op: Any, node: Apply) -> str:
 
 
 @pytorch_funcify.register(LoopOp)
-def funcify_loop(op: LoopOp, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+def funcify_loop(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function of a loop's inputs, tensors, to its results."""
     loop = op.python_loop(TorchLoop)
     variables = [*node.inputs, *node.outputs]
