@@ -18,9 +18,8 @@ axes of `C` that belong to the variable: a linear operation needs no more though
 
 Joining states must not change what non-finite numbers do: a value that does not read another one
 must not become NaN with it. The *structure* of a form, which items of its blocks are there at all,
-is found by the same propagation with ones in the place of all factors. With elementwise functions
-taken for sums it follows what depends on what in any step (`independent_axes`). (Jacobians along a
-graph: A. Griewank and A. Walther, "Evaluating derivatives", 2008, chapter 3.)
+is found by the same propagation with ones in the place of all factors. (Jacobians along a graph: A.
+Griewank and A. Walther, "Evaluating derivatives", 2008, chapter 3.)
 
 A matrix recurrence is read off the forms. In the real semiring the next value is a matrix times the
 state plus something, which its linear form says. In the log and tropical semirings it is ``⊕_j
@@ -77,18 +76,11 @@ def name_of(variable: Variable) -> str:
 class Block:
     """What a variable is to one state; see the module's text.
 
-    Attributes
-    ----------
-    ties : tuple of (int or None)
-        For each axis of the variable, the axis of the state that it runs along.
-    value : Variable, optional
-        `C`: one axis for each axis of the state that nothing is tied to, in order, then those of
-        the variable, of size one where `C` does not vary. None stands for one.
-    full : bool
-        Whether no item of `C` is missing from the structure.
-    covers : bool
-        Whether every number of the state stands somewhere in the variable, so that a product of the
-        variable with a matrix misses none.
+    `ties` has for each axis of the variable the axis of the state that it runs along, or None.
+    `value` is `C`: one axis for each axis of the state that nothing is tied to, in order, then
+    those of the variable, of size one where `C` does not vary; None stands for one. It is `full` if
+    no item of `C` is missing from the structure, and `covers` if every number of the state stands
+    somewhere in the variable, so that a product of the variable with a matrix misses none.
     """
 
     ties: Ties
@@ -104,25 +96,11 @@ Form = dict[int, Block]
 
 
 class LinearForms:
-    """The forms of the variables from some states to some targets.
+    """The forms of the variables from some states, all of one dtype, to some targets.
 
-    Parameters
-    ----------
-    sources : sequence of Variable
-        The body's variables of the states, all of one dtype.
-    targets : sequence of Variable
-        What forms are wanted of, such as the next values.
-    sizes : callable
-        Gives the shape of a body variable without reading a state.
-    structure : bool
-        Whether to put ones in the place of all factors and leave the offsets out.
-    functions : bool
-        Whether to take elementwise functions for sums of what they read, of any dtype.
-
-    Raises
-    ------
-    NotAffineError
-        If a target is of another form; the text says which variable is in the way.
+    `sizes` gives the shape of a body variable without reading a state. `structure` is to put ones
+    in the place of all factors and leave the offsets out. `NotAffineError` if a target is of
+    another form; the text says which variable is in the way.
     """
 
     def __init__(
@@ -131,10 +109,8 @@ class LinearForms:
         targets: Sequence[Variable],
         sizes: Sizes,
         structure: bool = False,
-        functions: bool = False,
     ) -> None:
-        self.sources, self.sizes = list(sources), sizes
-        self.structure, self.functions = structure or functions, functions
+        self.sources, self.sizes, self.structure = list(sources), sizes, structure
         self.dtype = sources[0].type.dtype
         self.multiplies = False
         self.dependent = depends_on(targets, sources)
@@ -149,16 +125,12 @@ class LinearForms:
     def _of_node(self, node: Apply) -> list[Form]:
         op, out = node.op, node.outputs[0]
         dtypes = {getattr(each.type, "dtype", None) for each in node.outputs}
-        if not self.functions and dtypes != {self.dtype}:
+        if dtypes != {self.dtype}:
             raise NotAffineError(f"{name_of(out)} has another dtype than the state")
-        if isinstance(op, Blockwise) and isinstance(op.core_op, Dot) and not self.is_square(node):
+        if isinstance(op, Blockwise) and isinstance(op.core_op, Dot):
             op = op.core_op
         found = rule(op, self, node)
         return [found] * len(node.outputs) if isinstance(found, dict) else found
-
-    def is_square(self, node: Apply) -> bool:
-        """Whether a step's dependences are followed, and a node multiplies a state with a state."""
-        return self.functions and self.dependent.issuperset(node.inputs)
 
     def form(self, variable: Variable) -> Form:
         """Return the form of a variable; one that reads no state is all offset.
@@ -249,15 +221,11 @@ class LinearForms:
         return Block(ties, self.filled(0, sizes), full=False, covers=False)
 
     def along(self, k: int, block: Block, place: int, matrix: Variable) -> Block:
-        """Return the block of a product with a matrix along a tied axis.
+        """Return the block of a product with a matrix along a tied axis, the variable's axis
+        `place`.
 
-        Parameters
-        ----------
-        place : int
-            The axis of the variable.
-        matrix : Variable
-            Its first axis is summed over; then it has the axes of the product, with its rows at
-            `place`.
+        The first axis of the matrix is summed over; then it has the axes of the product, with its
+        rows at `place`.
         """
         axis, free = block.ties[place], self.free(k, block)
         assert axis is not None
@@ -352,11 +320,8 @@ class LinearForms:
     ) -> dict[int, tuple[Block, Any]]:
         """Apply a linear function of a node's first input that mixes the items of some axes.
 
-        Returns
-        -------
-        dict
-            For each state, the block that is `mixed`, and what the function makes of its value,
-            told how many axes come before the input's.
+        Returned is, for each state, the block that is `mixed`, and what the function makes of its
+        value, told how many axes come before the input's.
         """
         found = {}
         for k, block in self.only_first(node).items():
@@ -378,12 +343,8 @@ _MAYBE_AFFINE = (ps.Add, ps.Sub, ps.Neg, ps.Mul, ps.TrueDiv, ps.Second, ps.Exp, 
 def check_operations(
     sources: Sequence[Variable], targets: Sequence[Variable], reads_shape: Callable[[Apply], bool]
 ) -> None:
-    """Refuse, before any form is made, steps that do to a state what is in no form.
-
-    Raises
-    ------
-    NotAffineError
-    """
+    """Refuse, by `NotAffineError` and before any form is made, steps that do to a state what is in
+    no form."""
     dependent = set(sources)
     for node in toposort(targets, blockers=list(sources)):
         own = [inp for inp in node.inputs[reads_shape(node) :] if inp in dependent]
@@ -469,7 +430,7 @@ def _times(part: Variable, by: Variable) -> Variable:
 @rule.register(Elemwise)
 def _elemwise(op: Op, forms: LinearForms, node: Apply) -> Form:
     scalar, inputs, out = node.op.scalar_op, node.inputs, node.outputs[0]
-    if isinstance(scalar, ps.Add) or forms.functions:
+    if isinstance(scalar, ps.Add):
         return _total(forms, [(1, inp) for inp in inputs], out)
     if isinstance(scalar, ps.Sub):
         return _total(forms, [(1, inputs[0]), (-1, inputs[1])], out)
@@ -564,7 +525,7 @@ def _product(value: Variable, matrix: Variable, from_left: bool) -> Variable:
 
 @rule.register(CAReduce)
 def _sum(op: Op, forms: LinearForms, node: Apply) -> Form:
-    if not (isinstance(op, TensorSum) or forms.functions):
+    if not isinstance(op, TensorSum):
         raise NotAffineError(f"{name_of(node.outputs[0])} is nonlinear in the state")
     source = node.inputs[0]
     ndim = source.type.ndim
@@ -764,17 +725,10 @@ def _is_whole(index: Any) -> bool:
 
 @dataclass
 class MatrixRecurrence:
-    """A recognized recurrence of body variables.
+    """A recognized recurrence of body variables, along one axis of the state.
 
-    Attributes
-    ----------
-    semiring : str
-    axis : int
-        The axis of the state along which the matrix acts.
-    matrix : Variable
-        One axis for each other axis of the state, then `i` and `j`.
-    offset : Variable or None
-        What is added, in the layout of the state, to be broadcast.
+    The matrix has one axis for each other axis of the state, then `i` and `j`. The offset, if there
+    is one, is added in the layout of the state, to be broadcast.
     """
 
     semiring: str
@@ -788,20 +742,8 @@ def of_one_state(
 ) -> MatrixRecurrence | None:
     """Return the recurrence of one state, None if no full matrix acts along one of its axes.
 
-    Parameters
-    ----------
-    forms : LinearForms
-        Those of the state's next value, of one state.
-    following : Variable
-        The next value.
-    at_any_cost : bool
-        Whether one matrix of all numbers of the state may take the place of several that act along
-        its axes, which are less work.
-
-    Raises
-    ------
-    NotAffineError
-        If it may not.
+    `at_any_cost`, one matrix of all numbers of the state may take the place of several that act
+    along its axes, which are less work; `NotAffineError` if it may not.
     """
     block, offset = forms.form(following)[0], forms.offset(following)
     order = list(range(following.type.ndim))

@@ -56,16 +56,10 @@ def components(depends: Mapping[int, set[int]]) -> list[tuple[int, ...]]:
 class Analysis:
     """What was found about the recurrent parts of a loop.
 
-    Attributes
-    ----------
-    recurrences : tuple of Recurrence
-        In an order in which each one's elements depend on earlier ones only; empty if some
-        component is of no family.
-    notes : tuple of str
-        For each state, then each carry: its family, or what stands in the way.
-    families : tuple of (str or None)
-        For each state, then each carry: its family, "sum over time", "no recurrence" where the
-        next value reads no past value of the part itself, or None for no family.
+    Recurrences are in an order in which each one's elements depend on earlier ones only; there are
+    none if some component is of no family. For each state, then each carry, `notes` has its family,
+    or what stands in the way, and `families` its family, "sum over time", "no recurrence" where the
+    next value reads no past value of the part itself, or None.
     """
 
     recurrences: tuple[Recurrence, ...]

@@ -79,10 +79,7 @@ class Summed(NamedTuple):
 def scalar_loop(loop: Loop) -> ScalarLoop:
     """Return the elementwise form of a loop. The loop is edited: equal in what it computes.
 
-    Raises
-    ------
-    NotElementwiseError
-        If the body holds anything but elementwise operations on the channels.
+    `NotElementwiseError` if the body holds anything but elementwise operations on the channels.
     """
     _constants_to_non_sequences(loop)
     return _Scalarizer(loop).run()

@@ -58,13 +58,8 @@ def new_scalar(dtype: str) -> Variable:
 class ScalarValues:
     """Turns the values of one body into scalars.
 
-    Attributes
-    ----------
-    loop : Loop
-    memo : dict
-        The scalar of each variable, for the channels' axes along which it was asked for.
-    ports : dict
-        For every input of the body, the axes along which it is read and the scalar read there.
+    `memo` has the scalar of each variable, for the channels' axes along which it was asked for;
+    `ports`, for every input of the body, the axes along which it is read and the scalar read there.
     """
 
     loop: Loop

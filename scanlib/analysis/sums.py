@@ -18,14 +18,8 @@ from scanlib.ops.recursion import taken_apart
 
 
 def summands(part: State | Carry, readers: Readers) -> list[Variable] | None:
-    """Return what a step adds to a part that only adds up and is not stored, else None.
-
-    Parameters
-    ----------
-    part : State or Carry
-    readers : dict
-        What `readers_of` returns for the body.
-    """
+    """Return what a step adds to a part that only adds up and is not stored, else None; `readers`
+    are what `readers_of` returns for the body."""
     if isinstance(part, State) and (not part.untraced or set(part.taps) != {-1}):
         return None
     total, added = part.tap(-1), list[Variable]()

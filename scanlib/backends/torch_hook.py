@@ -36,7 +36,7 @@ class LoadTorch(LoopRewrite):
     """Import the backend where the dispatch is there and the graph has loops."""
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
-        if DISPATCH in sys.modules and holds_scanlib_ops(fgraph):
+        if holds_scanlib_ops(fgraph):
             load_where_dispatch_is()
 
 

@@ -124,13 +124,8 @@ def _times(f: Any, node: Apply) -> tuple[float, float] | None:
 
 
 def _outputs(f: Any) -> list[Variable]:
-    """Return the outputs of a graph.
-
-    Raises
-    ------
-    TypeError
-        If `f` is neither a variable nor a list or tuple of variables.
-    """
+    """Return the outputs of a graph; `TypeError` if `f` is neither a variable nor a list or tuple
+    of variables."""
     if isinstance(f, Variable):
         return [f]
     expected = (

@@ -317,12 +317,7 @@ def read_n_steps(n_steps: Any, argument: str = "n_steps") -> Variable | None:
 def read_axis(function: str, axis: Any, ndim: int, of: str, label: str = "axis") -> int:
     """Return an axis counted from the front; `label` is what the user calls it.
 
-    Raises
-    ------
-    TypeError
-        If it is no integer.
-    numpy.exceptions.AxisError
-        If there is no such axis.
+    `TypeError` if it is no integer, `AxisError` if there is no such axis.
     """
     position = read_integer(f"{function}: {label}", axis)
     if ndim == 0:
@@ -382,16 +377,9 @@ def check_lengths(
 ) -> None:
     """Compare the lengths of sequences that are known, with `n_steps` or with each other.
 
-    Where `n_steps` leaves it to the sequences, it is a warning if one is longer than the loop,
-    and an error with `strict`. Rows that are left over for the taps of another sequence as long
-    are none to warn of.
-
-    Raises
-    ------
-    SequenceLengthError
-        If a sequence is shorter than `n_steps`.
-    ValueError
-        With `strict`, if sequences have different lengths.
+    A `SequenceLengthError` if one is shorter than `n_steps`. Where that leaves it to the sequences,
+    it is a warning if one is longer than the loop, and a `ValueError` with `strict`. Rows that are
+    left over for the taps of another sequence as long are none to warn of.
     """
     known = [(x, rows) for x in sequences if (rows := x.static_length()) is not None]
     if n_steps is not None:

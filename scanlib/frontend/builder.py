@@ -106,21 +106,12 @@ class Built:
 class LoopBuilder:
     """Traces a step and builds its loop.
 
-    Parameters
-    ----------
-    function : str
-        What the user called for the loop; messages begin with it.
-    call : callable
-        Calls the user's step with variables (each with a text for messages): rows, then past values
-        of the states and carries. Returns the next values of `outputs`, then more outputs.
-    rows : sequence of (SequenceArgument, int, Variable)
-        Sequences, taps, and the rows that these read, one for each step.
-    outputs : list of OutputArgument
-        What is known of outputs before the step is traced.
-    name : str, optional
-    n_steps : Variable, optional
-    non_sequences : list of Variable, optional
-        What was given whole; with `strict`, all that the step may read from outside.
+    Messages begin with `function`, what the user called for the loop. `call` calls the user's step
+    with variables, each with a text for messages: rows, then past values of the states and carries;
+    it returns the next values of `outputs`, then more outputs. `rows` are sequences, taps, and the
+    rows that these read, one for each step; `outputs` what is known of outputs before the step is
+    traced; `non_sequences` what was given whole: with `strict`, all that the step may read from
+    outside.
     """
 
     function: str

@@ -19,13 +19,8 @@ _EXPECTED = (
 
 
 def read_checkpoint(checkpoint: Any) -> Schedule | None:
-    """Return the schedule that a user asks for, None where steps are stored.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is nothing that can be asked for.
-    """
+    """Return the schedule that a user asks for, None where steps are stored; `TypeError` or
+    `ValueError` if it is nothing that can be asked for."""
     if checkpoint is None:
         return None
     if isinstance(checkpoint, Schedule):
@@ -57,12 +52,8 @@ def read_checkpoint(checkpoint: Any) -> Schedule | None:
 def check_checkpoint(loop: Loop, title: str) -> None:
     """Raise if a loop cannot be checkpointed as its user asks for.
 
-    Raises
-    ------
-    TypeError
-        If it carries what cannot be stored where a segment starts, naming the value.
-    ValueError
-        If there are sure to be too few bytes, or the gradient is truncated.
+    A `TypeError` if it carries what cannot be stored where a segment starts, a `ValueError` if
+    there are sure to be too few bytes, or the gradient is truncated.
     """
     if loop.checkpoint is None:
         return

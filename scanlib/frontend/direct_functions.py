@@ -61,21 +61,8 @@ def read_numbers(function: str, kinds: str, **given: Any) -> dict[str, Any]:
     """Return the arguments of a direct function as tensors; an optional None stays None.
 
     A Python number takes the dtype that NumPy would give it beside the other arguments, with
-    `floatX` where these are integers and the number is not.
-
-    Parameters
-    ----------
-    function : str
-        Name of the function, for messages.
-    kinds : str
-        The kinds of dtype it takes, as in `numpy.dtype.kind`.
-    **given
-        The arguments.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no tensor of one of these kinds.
+    `floatX` where these are integers and the number is not. `TypeError` if an argument is no tensor
+    of one of some kinds of dtype, as in `numpy.dtype.kind`.
     """
     result: dict[str, Any] = dict.fromkeys(given)
     for name, value in given.items():
@@ -124,14 +111,8 @@ def read_arguments(
 ) -> tuple[Arguments, Arguments]:
     """Return arguments with a row for each step, the time axis in front, and the others.
 
-    Parameters
-    ----------
-    given : dict
-        Name, variable, and how many of its last dimensions are no batch dimensions.
-    leading : int
-        Number of dimensions of the result that may be time.
-    axis : int
-        Which of them is.
+    They are given by name, as a variable and how many of its last dimensions are no batch
+    dimensions. `leading` dimensions of the result may be time, and `axis` is.
     """
     full = {name: v for name, (v, core) in given.items() if v.type.ndim - core == leading}
     one_step = all(v.type.shape[axis] == 1 for v in full.values())

@@ -28,25 +28,11 @@ def check_generators(
 ) -> None:
     """Raise if a step draws from a generator that is the same at the next step.
 
-    Numbers that were drawn before the step was called, and which it uses, are left alone.
-
-    Parameters
-    ----------
-    loop : Loop
-        The loop, without what it updates.
-    first : int
-        The least `variable_number` of what the step made.
-    updates : mapping
-        The next values of the shared variables that the step changes.
-    places : mapping
-        What the user calls the variables that the step is given.
-    title : str
-        Of the loop.
-
-    Raises
-    ------
-    ValueError
-        Naming the generator, with the lines to write.
+    Numbers that were drawn before the step was called, and which it uses, are left alone: what the
+    step made has a `variable_number` of `first` at least. `updates` are the next values of the
+    shared variables that the step changes, which the loop does not have yet; `places` is what the
+    user calls the variables that the step is given. The `ValueError` names the generator, with the
+    lines to write.
     """
     after = {part.value: part.next for part in loop.carries} | dict(updates)
     values = ancestors([*loop.body_outputs(), *updates.values()])

@@ -15,13 +15,8 @@ from scanlib.ops.lowered.newton_scan import Newton, NewtonScan
 
 
 def read_method(method: Any) -> Newton | None:
-    """Return how a loop is solved for all its steps at once, None if it is run step by step.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is nothing that can be asked for.
-    """
+    """Return how a loop is solved for all its steps at once, None if it is run step by step;
+    `TypeError` or `ValueError` if it is nothing that can be asked for."""
     if isinstance(method, Newton):
         return method
     if not isinstance(method, str):
@@ -37,13 +32,8 @@ def read_method(method: Any) -> Newton | None:
 
 
 def solve(loop: Loop, newton: Newton, title: str) -> Results:
-    """Return the results of a loop that is solved by Newton's method.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is a loop of another kind.
-    """
+    """Return the results of a loop that is solved by Newton's method; `TypeError` or `ValueError`
+    if it is a loop of another kind."""
     if loop.stop is not None:
         raise ValueError(
             f"{title}: Newton's method solves for a known number of steps, and the step returns "

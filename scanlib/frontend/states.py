@@ -32,12 +32,8 @@ def wanted_type(
     the integer's sake alone. While other states may yet make a float of it, without
     `weak_integers`, it is left as it is.
 
+    `TypeError` if there is none: another rank, sizes that differ, dtypes without a safe cast.
     `where` begins the message: ``scan: state `h` starts as``.
-
-    Raises
-    ------
-    TypeError
-        If there is none: another rank, sizes that differ, dtypes without a safe cast.
     """
     dtypes = [state.dtype, getattr(value.type, "dtype", "object")]
     if weak_float and all(np.dtype(dtype).kind in "biu" for dtype in dtypes):

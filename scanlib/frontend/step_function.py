@@ -19,6 +19,7 @@ from pytensor.tensor.random.type import RandomType
 
 from scanlib.frontend.arguments import OutputArgument, describe_whole
 from scanlib.frontend.lags import Lags
+from scanlib.frontend.model_variables import check_model_variables, count_model_variables
 from scanlib.frontend.states import type_text
 from scanlib.frontend.trees import flatten
 from scanlib.frontend.values import as_variable
@@ -103,13 +104,8 @@ def call_step(
     """Call a step function and sort what it returns.
 
     `arguments` are the variables to call it with, and what each of them is for messages.
-
-    Raises
-    ------
-    TypeError
-        If the function takes another number of arguments, or returns no variables.
-    ValueError
-        If it returns another number of outputs than are described.
+    `TypeError` if the function takes another number of arguments, or returns no variables;
+    `ValueError` if it returns another number of outputs than are described.
     """
     variables, texts = [variable for variable, _ in arguments], [text for _, text in arguments]
     missing = "" if title.startswith(("map", "filter")) else _MISSING
@@ -136,15 +132,11 @@ def call_function(
 ) -> Any:
     """Call a function that a user wrote; `texts` say what each argument is.
 
-    Errors from inside it get a note that says what it was called with. `missing` says where more
-    arguments would come from.
-
-    Raises
-    ------
-    TypeError
-        If the function takes another number of arguments, or returns a generator.
+    Errors from inside it get a note that says what it was called with. `TypeError` if it takes
+    another number of arguments (`missing` says where more would come from), or returns a generator.
     """
     fits = _takes(fn, arguments)
+    count = count_model_variables()
     try:
         returned = fn(*arguments)
     except Exception as error:
@@ -163,6 +155,7 @@ def call_function(
             * isinstance(error, RecursionError)
         )
         raise
+    check_model_variables(count, where)
     if inspect.isgenerator(returned):
         raise TypeError(
             f"{where} {step_name(fn)} returns a generator; write `return` in place of `yield`, and "
@@ -376,13 +369,8 @@ def _is_fixed_draw(node: Apply) -> bool:
 
 
 def check_strict(captured: Sequence[Variable], non_sequences: Sequence[Variable]) -> None:
-    """Raise if a step reads outer variables that were not passed as `non_sequences`.
-
-    Raises
-    ------
-    MissingInputError
-        Naming the variables.
-    """
+    """Raise a `MissingInputError` that names the outer variables which a step reads and that were
+    not passed as `non_sequences`."""
     allowed = set(non_sequences)
     leaves = [
         variable

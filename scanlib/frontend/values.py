@@ -24,14 +24,10 @@ NUMBER = int | float | complex | np.number
 
 
 def as_variable(value: Any, argument: str) -> Variable:
-    """Return what the user gave as a variable.
+    """Return what the user gave as a variable; a `TypeError` names the argument if it cannot be
+    one, and says why.
 
     Variables are returned as they are. Arrays keep their name, where they have one.
-
-    Raises
-    ------
-    TypeError
-        Naming the argument, if it cannot be one, and why.
     """
     if isinstance(value, Variable):
         return value
@@ -61,13 +57,7 @@ def as_variable(value: Any, argument: str) -> Variable:
 
 
 def as_tensor(value: Any, argument: str) -> Variable:
-    """Return what the user gave as a tensor.
-
-    Raises
-    ------
-    TypeError
-        Naming the argument, if it cannot be one.
-    """
+    """Return what the user gave as a tensor; a `TypeError` names the argument if it is none."""
     variable = as_variable(value, argument)
     if is_tensor(variable):
         return variable

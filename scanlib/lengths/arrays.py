@@ -84,15 +84,9 @@ def slice_of(node: Apply | None) -> slice | None:
 class Lengths:
     """Lengths and views, remembered while a graph does not change.
 
-    Parameters
-    ----------
-    steps : LengthForm, optional
-        What every array has at least as many rows as; a loop's sequences are such arrays.
-    known : dict, optional
-        Symbols that are known to be numbers; `learn_from` finds some.
-    sure : bool, optional
-        Whether an array is taken to have as many rows as are cut off its ends. With it, it must be
-        known to.
+    Every array has at least `steps` rows; a loop's sequences are such arrays. Symbols may be known
+    to be numbers; `learn_from` finds some. An array is taken to have as many rows as are cut off
+    its ends; with `sure`, it must be known to.
     """
 
     def __init__(

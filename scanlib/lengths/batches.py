@@ -17,7 +17,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.basic import Alloc, Join, join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.shape import Reshape
+from pytensor.tensor.shape import Reshape, Shape_i
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import integer_dtypes
 
@@ -27,14 +27,8 @@ SIZED = Alloc | IncSubtensor | Reshape | Subtensor
 
 
 def common(variable: Variable, rank: int) -> Variable | None:
-    """Return what all members of a batch have in common, None if they may differ.
-
-    Parameters
-    ----------
-    variable : Variable
-        A tensor whose first `rank` axes are those of the batch.
-    rank : int
-    """
+    """Return what all members of a batch have in common, None if they may differ; its axes are the
+    first `rank` of the variable."""
     if not rank:
         return variable
     is_one = all(variable.type.broadcastable[:rank])
@@ -65,6 +59,8 @@ def _common_result(variable: Variable, rank: int) -> Variable | None:
         return None
     if isinstance(node.op, Alloc):
         return _common_fill(*node.inputs, rank=rank)
+    if isinstance(node.op, Blockwise) and isinstance(node.op.core_op, Shape_i):
+        return Shape_i(rank + node.op.core_op.i)(*node.inputs)
     found = of_one_member(node, rank, lambda part: common(part, rank))
     return None if found is None else found[node.outputs.index(variable)]
 
@@ -74,13 +70,8 @@ def of_one_member(
 ) -> list[Variable] | None:
     """Return what a node computes for one member of a batch, None if that cannot be told.
 
-    Parameters
-    ----------
-    node : Apply
-    rank : int
-        Number of axes of the batch, the first ones of the inputs and outputs.
-    part_of : callable
-        From an input to that of one member, None if it is not known.
+    The first `rank` axes of inputs and outputs are those of the batch; `part_of` gives an input of
+    one member, None if it is not known.
     """
     op = node.op
     if isinstance(op, Elemwise):
@@ -104,16 +95,8 @@ def of_one_member(
 
 
 def behind_the_batch(node: Apply, first: int, rank: int) -> tuple[Any, ...] | None:
-    """Return the index behind the axes of the batch, None if it does not take those whole.
-
-    Parameters
-    ----------
-    node : Apply
-        A node of `Subtensor` or `IncSubtensor`.
-    first : int
-        The place of the first input that is a part of the index.
-    rank : int
-    """
+    """Return the index behind the axes of the batch, None if it does not take those whole; it
+    begins with input `first` of a `Subtensor` or `IncSubtensor`."""
     indices = indices_from_subtensor(node.inputs[first:], node.op.idx_list)
     if len(indices) < rank or any(index != slice(None) for index in indices[:rank]):
         return None

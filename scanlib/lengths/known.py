@@ -39,17 +39,11 @@ def is_scalar(variable: Variable) -> bool:
 def countable_scalars(
     fgraph: FunctionGraph, data: Sequence[Variable] = (), others: tuple[type, ...] = ()
 ) -> set[Variable]:
-    """Return the scalars that are computed from sizes, integer inputs and constants alone.
+    """Return the scalars that are computed from sizes, integer inputs but for `data`, and constants
+    alone.
 
     Sizes may be put side by side in between, as where PyTensor compares those of several arrays.
-
-    Parameters
-    ----------
-    fgraph : FunctionGraph
-    data : sequence of Variable, optional
-        Integer inputs that do not count.
-    others : tuple of type, optional
-        Further kinds of Ops that compute numbers from numbers.
+    `others` are further kinds of Ops that compute numbers from numbers.
     """
     inputs = (v for v in fgraph.inputs if is_scalar(v) and v.type.dtype in integer_dtypes)
     found = set(inputs).difference(data)
@@ -72,18 +66,12 @@ def countable_scalars(
 def loops_of_unknown_length(
     fgraph: FunctionGraph, data: Sequence[Variable] = (), others: tuple[type, ...] = ()
 ) -> set[Apply]:
-    """Return the loops whose number of steps is not known; of those that may end by a condition,
-    the greatest number.
+    """Return the loops whose number of steps is not known in a graph that is compiled for known
+    shapes; of those that may end by a condition, the greatest number.
 
-    Parameters
-    ----------
-    fgraph : FunctionGraph
-        A graph that is compiled for known shapes.
-    data : sequence of Variable, optional
-        Inputs that are not known, though they may be integers: what changes from step to step,
-        where the graph is a step.
-    others : tuple of type, optional
-        Further kinds of Ops that compute numbers from numbers.
+    Of `data`, inputs, nothing is known, though they may be integers: what changes from step to
+    step, where the graph is a step. `others` are further kinds of Ops that compute numbers from
+    numbers.
     """
     numbers, lengths = countable_scalars(fgraph, data, others), Lengths()
 

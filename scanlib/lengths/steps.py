@@ -26,18 +26,9 @@ class Rows(NamedTuple):
 class Steps:
     """What a loop says of lengths.
 
-    Attributes
-    ----------
-    n_steps : Variable or None
-        The number of steps, the greatest one of a loop that may stop. None if the sequences tell.
-    sequences : list of Variable
-        Arrays that have one row for each step.
-    rows : list of Rows or None
-        Of each result; None if it has no axis of time.
-    like : list of Variable or None
-        For each result an array that has the same axes, but for time.
-    may_stop : bool
-        Whether a condition may end the loop.
+    `n_steps` is the number of steps, the greatest one of a loop that may stop; None if the
+    sequences tell, which have one row for each step. `rows` has, for each result, those of its axis
+    of time if it has one, and `like` an array that has the same axes, but for time, or None.
     """
 
     n_steps: Variable | None

@@ -20,11 +20,13 @@ from dataclasses import dataclass, field
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.traversal import toposort
 from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import vectorize_rule
 from scanlib.lengths.batches import common, whole_batch
-from scanlib.ops.graph import is_tensor, sizes_of, with_axes
+from scanlib.ops.graph import is_tensor, sizes_of, substitute, with_axes
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
 from scanlib.ops.scan import Scan
@@ -38,13 +40,22 @@ def vectorize_scan(op: Scan, node: Apply, *batched_inputs: Variable) -> list[Var
 
 
 def _rank(core: Variable, batched: Variable) -> int:
-    """Return how many batch dimensions a variable has."""
-    return batched.type.ndim - core.type.ndim if is_tensor(core) else 0
+    """Return how many batch dimensions a variable has; of scalars, as indices, it is a tensor."""
+    return batched.type.ndim - core.type.ndim if is_tensor(batched) else 0
 
 
 def _batch_of(like: Variable, rank: int) -> Variable:
     """Return a new body variable for a batch of such values."""
     return pt.TensorType(like.type.dtype, shape=(*(None,) * rank, *like.type.shape))(name=like.name)
+
+
+def with_whole_batches(outputs: list[Variable]) -> list[Variable]:
+    """Return a batch of steps whose slices, and arrays by shape, are those of all members."""
+    for node in toposort(outputs):
+        new = whole_batch(node.outputs[0])
+        if new is not None:
+            return with_whole_batches(substitute(outputs, {node.outputs[0]: new}))
+    return outputs
 
 
 @dataclass
@@ -58,21 +69,23 @@ class _Batcher:
     replacements: dict[Variable, Variable] = field(default_factory=dict)
     # In the body, of gradients of loops with `until`: which loops of the batch run a step.
     masks: list[Variable] = field(default_factory=list)
-    # Whether the numbers of steps are a batch, on which all results depend.
-    batched_steps: bool = False
+    # Of non-sequences that are sizes, by their places: the one that all loops of the batch have.
+    common_sizes: dict[int, Variable] = field(default_factory=dict)
+    # Whether results may depend on the batch through such a size, or the number of steps, alone.
+    reads_sizes: bool = False
 
     def __post_init__(self) -> None:
         self.loop = Loop.from_node(self.node)
         self.rank = max(self.ranks(), default=0)
-        self._agree_on_steps()
+        self._agree_on_sizes()
         self._equalize()
 
     def ranks(self) -> list[int]:
         """Return how many batch dimensions each input has."""
         return [_rank(core, new) for core, new in zip(self.node.inputs, self.given, strict=True)]
 
-    def _agree_on_steps(self) -> None:
-        """Give all loops of the batch one number of steps, and slices of one length."""
+    def _agree_on_sizes(self) -> None:
+        """Give all loops of the batch one number of steps, sizes, and slices of one length."""
         ranks = self.ranks()
         if self.op.signature.has_n_steps:
             steps = common(self.given[0], ranks[0])
@@ -81,10 +94,18 @@ class _Batcher:
                     f"{self.op}: n_steps has to be known to be the same number for every loop of a "
                     "batch; take one number for all, and `until` for loops that end before"
                 )
-            self.loop.n_steps, self.batched_steps = steps, ranks[0] > 0
+            self.loop.n_steps, self.reads_sizes = steps, ranks[0] > 0
         for k, (variable, rank) in enumerate(zip(self.given, ranks, strict=True)):
             whole = whole_batch(variable) if rank else None
             self.given[k] = variable if whole is None else whole
+        first = len(self.given) - len(self.loop.non_sequences)
+        for k, part in enumerate(self.loop.non_sequences):
+            is_number = getattr(part.outer.type, "ndim", None) == 0
+            if ranks[first + k] and is_number and part.outer.type.dtype in integer_dtypes:
+                size = common(self.given[first + k], ranks[first + k])
+                if size is not None:
+                    size = size if is_tensor(part.outer) else pt.scalar_from_tensor(size)
+                    self.common_sizes[k], self.reads_sizes = size, True
 
     def _equalize(self) -> None:
         """Give all batched inputs the whole batch shape."""
@@ -114,10 +135,14 @@ class _Batcher:
                 if is_mask(part.outer):
                     self.masks.append(row)
                 part.row = row
-                outer = self.time_first(outer)
+                outer = pt.moveaxis(outer, self.rank, 0)
             part.outer = outer
-        for whole, outer in zip(loop.non_sequences, given.non_sequences, strict=True):
-            if _rank(whole.outer, outer):
+        for k, (whole, outer) in enumerate(
+            zip(loop.non_sequences, given.non_sequences, strict=True)
+        ):
+            if k in self.common_sizes:
+                outer = self.common_sizes[k]
+            elif _rank(whole.outer, outer):
                 self.replacements[whole.inner] = inner = _batch_of(whole.inner, self.rank)
                 whole.inner = inner
             whole.outer = outer
@@ -137,14 +162,6 @@ class _Batcher:
             self.pass_over(mask)
         return self.finish()
 
-    def time_first(self, variable: Variable) -> Variable:
-        order = [self.rank, *range(self.rank), *range(self.rank + 1, variable.type.ndim)]
-        return variable.dimshuffle(*order)
-
-    def time_behind_batch(self, variable: Variable) -> Variable:
-        order = [*range(1, self.rank + 1), 0, *range(self.rank + 1, variable.type.ndim)]
-        return variable.dimshuffle(*order)
-
     def spread(self, batched: set[State | Carry]) -> list[Variable]:
         """Vectorize the body until no further state becomes batched; return its results."""
         loop = self.loop
@@ -154,7 +171,7 @@ class _Batcher:
                 if part in batched:
                     new = {v: _batch_of(v, self.rank) for v in part.taps.values()}
                     self.replacements = new | self.replacements
-            vectorized = vectorize_graph(cores, self.replacements)
+            vectorized = with_whole_batches(vectorize_graph(cores, self.replacements))
             results = self.op.signature.split_body_outputs(vectorized)
             if self.masks or (results.stop is not None and results.stop.type.ndim):
                 # Each row stops by itself, so every value must be able to.
@@ -178,7 +195,7 @@ class _Batcher:
             spread = with_axes(initial, 1, self.rank) if lead else initial
             initial = pt.broadcast_to(spread, [*sizes[:lead], *self.shape, *sizes[lead:]])
         elif lead:
-            initial = self.time_first(initial)
+            initial = pt.moveaxis(initial, self.rank, 0)
         part.initial = initial
         if isinstance(part, Carry):
             part.value = self.replacements[part.value]
@@ -262,17 +279,19 @@ class _Batcher:
 
         def timed(cores: list[Variable], made: list[Variable]) -> list[Variable]:
             pairs = zip(cores, made, strict=True)
-            return [self.time_behind_batch(new) if _rank(old, new) else new for old, new in pairs]
+            return [
+                pt.moveaxis(new, 0, self.rank) if _rank(old, new) else new for old, new in pairs
+            ]
 
         found = [
             *timed(cores.histories, results.histories),
             *results.carries[:n_carries],
             *timed(cores.outputs, results.outputs),
         ]
-        return list(map(self.with_batch, self.node.outputs, found)) if self.batched_steps else found
+        return list(map(self.with_batch, self.node.outputs, found)) if self.reads_sizes else found
 
     def with_batch(self, core: Variable, variable: Variable) -> Variable:
-        """Return a result with the axes of the batch: its steps are those of a batch."""
+        """Return a result with the axes of the batch, whose sizes it may have read."""
         if not is_tensor(core) or _rank(core, variable):
             return variable
         return pt.broadcast_to(variable, [*self.shape, *variable.shape])

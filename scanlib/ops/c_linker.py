@@ -35,13 +35,8 @@ class PrintedOp(COp):
     """An Op whose thunks a backend makes."""
 
     def thunk_maker(self, node: Apply) -> Maker:
-        """Return what makes the thunk of a node.
-
-        Raises
-        ------
-        NoCCodeError
-            If there is none, or it is not wanted.
-        """
+        """Return what makes the thunk of a node; `NoCCodeError` if there is none, or it is not
+        wanted."""
         if not _finders or config.scanlib__perform != "auto":
             raise NoCCodeError(f"{self} runs through perform")
         flags = config.scanlib__threads, config.scanlib__parallel_channels
@@ -55,6 +50,10 @@ class PrintedOp(COp):
         if isinstance(found, NoCCodeError):
             raise NoCCodeError(*found.args)
         return found
+
+    def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
+        """Loops are compiled with the function they are part of, not run while it is built."""
+        return False
 
     def has_code(self, node: Apply) -> bool:
         """Whether there are kernels for a node, under the flags as they are."""

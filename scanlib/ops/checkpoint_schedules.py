@@ -47,12 +47,7 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class Lengths(Schedule):
-    """Segments of given lengths, the outermost first.
-
-    Attributes
-    ----------
-    lengths : tuple of int
-    """
+    """Segments of given lengths, the outermost first."""
 
     lengths: tuple[int, ...]
 

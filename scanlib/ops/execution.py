@@ -80,13 +80,8 @@ def runner_for(op: Any, node: Apply) -> Runner:
 class LoopOp:
     """An Op that is a loop, in canonical form or lowered. Comes before `Op` among the bases.
 
-    Attributes
-    ----------
-    scan : Scan
-        The loop in canonical form.
-    signature : Signature
-    _runners : dict
-        The functions that run it, by the flag ``scanlib__perform``.
+    `scan` is the loop in canonical form; `_runners` has the functions that run it, by the flag
+    ``scanlib__perform``.
     """
 
     scan: Scan
@@ -109,10 +104,6 @@ class LoopOp:
     def steps_of(self, node: Apply) -> Steps:
         """Return what the loop says of lengths."""
         return self.signature.steps_of(node.inputs)
-
-    def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
-        """Loops are compiled with the function they are part of, not run while it is built."""
-        return False
 
     def python_loop(self, kind: type[PythonLoop] = PythonLoop) -> Runner:
         """Return the plain loop; that of a lowered Op is the loop it was lowered from."""

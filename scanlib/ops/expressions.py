@@ -22,14 +22,10 @@ SYMBOLS = {
 
 
 class Expressions:
-    """Writes values in terms of what has a name.
+    """Writes values in terms of what has a name: its own, or one in `names`.
 
-    Parameters
-    ----------
-    names : mapping, optional
-        Of variables that have other names than their own.
-    depth, operands, length : int
-        The most operations in one another, operands of one, and characters of an operand.
+    At most `depth` operations stand in one another, with `operands` operands each, of `length`
+    characters.
     """
 
     def __init__(

@@ -18,16 +18,9 @@ class FlatGraph:
     """A frozen graph as it is pickled: its nodes in order, not one inside the other.
 
     Pickle calls itself for what an object holds, and Python's stack ends before a long step does.
-
-    Attributes
-    ----------
-    inputs : list
-        The types of the inputs.
-    nodes : list of tuple
-        The Op of each node, its inputs and the types of its outputs. An input is a constant, or its
-        place among the inputs and all outputs of the nodes before.
-    outputs : list
-        The outputs, written as the inputs of nodes are.
+    `inputs` are types. A node is its Op, its inputs and the types of its outputs. Its inputs, and
+    the graph's `outputs`, are constants, or places among the inputs and all outputs of the nodes
+    before.
     """
 
     inputs: list[Any]
@@ -98,7 +91,3 @@ class HasFrozenBody(HasInnerGraph):
 
     def clone(self) -> Self:
         return self
-
-    def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
-        """Loops are compiled with the function they are part of, not run while it is built."""
-        return False

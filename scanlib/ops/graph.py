@@ -13,7 +13,7 @@ from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.graph.traversal import graph_inputs, toposort
 from pytensor.tensor.basic import ScalarFromTensor
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type import DenseTensorType, TensorType
 
@@ -28,6 +28,11 @@ def is_tensor(variable: Variable) -> bool:
 def is_numeric(variable: Variable) -> bool:
     """Whether a value consists of numbers; the state of a random generator does not."""
     return getattr(variable.type, "dtype", None) is not None
+
+
+def is_dense(variable: Variable) -> bool:
+    """Whether a value consists of numbers, all of which are stored."""
+    return is_numeric(variable) and not hasattr(variable.type, "format")  # of sparse matrices
 
 
 def zeros_like(variable: Variable, dtype: str | None = None) -> Variable:
@@ -74,8 +79,6 @@ def substitute(
     memo: dict[Variable, Variable] = dict(replacements)
     for node in toposort(outputs, blockers=list(replacements)):
         outs = node.outputs
-        if all(out in memo for out in outs):
-            continue
         new_inputs = [memo.get(inp, inp) for inp in node.inputs]
         if all(new is old for new, old in zip(new_inputs, node.inputs, strict=True)):
             continue
@@ -125,6 +128,15 @@ def row_type(variable: Variable) -> TensorType:
     return TensorType(variable.type.dtype, shape=variable.type.shape[1:])
 
 
+def lifted_row(rows: Variable) -> Variable | None:
+    """Return the row that was made into an array of one row; None if there is none."""
+    node = rows.owner
+    if node is None or not isinstance(node.op, DimShuffle):
+        return None
+    (row,) = node.inputs
+    return row if node.op.new_order == ("x", *range(row.type.ndim)) else None
+
+
 def sizes_of(variable: Variable) -> list[Variable]:
     """Return the shape of a tensor, in constants where it is known."""
     return [
@@ -141,10 +153,7 @@ def with_axes(variable: Variable, first: int, count: int) -> Variable:
 def conform(variable: Variable, type: Any) -> Variable:
     """Return `variable` as a value of `type`: cast, and with its static shape asserted.
 
-    Raises
-    ------
-    TypeError
-        If the ranks differ or the type is not a tensor's.
+    `TypeError` if the ranks differ or the type is not a tensor's.
     """
     if type.is_super(variable.type):
         return variable
@@ -162,7 +171,7 @@ def conform(variable: Variable, type: Any) -> Variable:
 def index_text(node: Apply) -> str:
     """Return the index of a `Subtensor` node as it is written: ``1:, -1``."""
     texts = []
-    for index in indices_from_subtensor(node.inputs[1:], node.op.idx_list):
+    for index in indices_from_subtensor(node.inputs[1:], core_op(node).idx_list):
         if isinstance(index, slice):
             ends = [
                 "" if end is None else _number(end) for end in (index.start, index.stop, index.step)

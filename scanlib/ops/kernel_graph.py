@@ -16,14 +16,8 @@ from scanlib.ops.frozen_body import HasFrozenBody
 
 
 class KernelGraph(HasFrozenBody, PrintedOp):
-    """A graph of arrays without loops.
-
-    Parameters
-    ----------
-    body : FrozenFunctionGraph
-    program : LoopProgram, optional
-        Its kernels, where they have been written.
-    """
+    """A graph of arrays without loops, and its kernels (a `LoopProgram`) where they have been
+    written."""
 
     __props__ = ("body",)
 

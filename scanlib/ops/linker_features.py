@@ -16,13 +16,8 @@ class NeedsKnownLengths(Feature):
     JAX compiles for known shapes. A loop whose length a value decides runs there with bounded
     buffers; the batches that a split makes of its steps would be arrays of unknown length. Graphs
     that have loops get the mark: lengths are made known (`scanlib.backends.jax.prepare`) also where
-    no loop is left.
-
-    Parameters
-    ----------
-    data : sequence of Variable, optional
-        Inputs that are never known, though they may be integers: what changes from step to step,
-        where the graph is a step.
+    no loop is left. `data` are inputs that are never known, though they may be integers: what
+    changes from step to step, where the graph is a step.
     """
 
     def __init__(self, data: Sequence[Variable] = ()) -> None:
@@ -34,11 +29,7 @@ class CompilesStepProducts(Feature):
 
     Numba mode compiles it faster than PyTensor's own products, and for JAX no size of theirs has to
     be made known. In other graphs they are PyTensor's, which its rewrites and all linkers know.
-
-    Parameters
-    ----------
-    has_loops : bool
-        Whether the graph had loops, of which the rewrites that follow may leave none.
+    `has_loops` is whether the graph had loops, of which the rewrites that follow may leave none.
     """
 
     def __init__(self, has_loops: bool = True) -> None:

@@ -95,16 +95,8 @@ class LoopRewrite(GraphRewriter):
         node: Apply | None = None,
         note: Callable[[FunctionGraph, RewriteFailure], None] = note_failure,
     ) -> Iterator[None]:
-        """Go on behind the block if something in it fails.
-
-        Parameters
-        ----------
-        fgraph : FunctionGraph
-        node : Apply, optional
-            The loop that is left as it is then, while others are rewritten.
-        note : callable, optional
-            What keeps the failure.
-        """
+        """Go on behind the block if something in it fails: `note` keeps the failure, and `node`,
+        the loop, is left as it is while others are rewritten."""
         try:
             yield
         except Exception as error:
@@ -143,14 +135,7 @@ class LowersLoops(LoopRewrite):
 
 
 class WhereLoopsAre(LoopRewrite):
-    """Rewrites of single nodes, in graphs with loops or in all.
-
-    Parameters
-    ----------
-    *rewriters : NodeRewriter
-    always : bool
-        Whether to look at graphs without canonical loops, too.
-    """
+    """Rewrites of single nodes, in graphs with canonical loops or `always`."""
 
     def __init__(self, *rewriters: NodeRewriter, always: bool = False) -> None:
         self.rewriters = rewriters

@@ -55,17 +55,9 @@ class Messages:
         lengths: Iterable[int | None],
         initial_rows: Iterable[int] | None = None,
     ) -> int:
-        """Return the number of steps, and check that all has as many rows as it takes.
-
-        Parameters
-        ----------
-        n_steps : int or None
-            The number of steps, where it is given.
-        lengths : iterable of int or None
-            Of the sequences; None for one that is not checked.
-        initial_rows : iterable of int, optional
-            How many each state is given.
-        """
+        """Return the number of steps, where it is not given that of the sequences' rows, and check
+        that all has as many rows as it takes: the states' `initial_rows`, too. None stands for a
+        sequence that is not checked."""
         lengths = list(lengths)
         steps = min(n for n in lengths if n is not None) if n_steps is None else n_steps
         if steps < 0:
@@ -159,14 +151,8 @@ class Messages:
 class NodeMessages:
     """Templates for the errors of nodes: of a step, whose number comes first, or outside of loops.
 
-    Parameters
-    ----------
-    prefix : str
-        What they begin with: the loop.
-    place : str
-        What is said of the place: the step.
-    names : mapping
-        Of variables that have other names than their own.
+    They begin with `prefix`, the loop; `place` is what is said of the step. Variables may have
+    other names than their own.
     """
 
     def __init__(

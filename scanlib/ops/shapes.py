@@ -47,15 +47,8 @@ def stacked_row_shapes(
 ) -> list[list[Variable | None]]:
     """Return the shapes of the rows of a loop's stacked outputs; see `output_row_shapes`.
 
-    Parameters
-    ----------
-    signature : Signature
-    body : FrozenFunctionGraph
-        One step.
-    inputs : sequence of Variable or None
-        What the loop is applied to; None for what differs from step to step.
-    shapes : sequence
-        The shape of each.
+    `inputs` are what the loop is applied to, None for what differs from step to step, and `shapes`
+    their shapes.
     """
     fixed = signature.split_inputs(inputs).non_sequences
     values = [*[None] * (len(body.inputs) - len(fixed)), *fixed]
@@ -69,23 +62,11 @@ def output_row_shapes(
     shapes: Sequence[Sequence | None],
     values: Sequence[Variable | None],
 ) -> list[list[Variable | None]]:
-    """Return the shape of body outputs as expressions over the shapes of the body's inputs.
+    """Return the shape of body outputs as expressions over the shapes of the body's inputs: one
+    scalar for each dimension, or None where the shape depends on what a step computes.
 
-    Parameters
-    ----------
-    inputs, outputs : sequence of Variable
-        The body, or a part of its outputs.
-    shapes : sequence
-        The shape of each input, or None where it has none.
-    values : sequence
-        For inputs whose value is the same at every step, that value, else None. A shape may
-        depend on such values, but not on a row or a state.
-
-    Returns
-    -------
-    list of list
-        One scalar expression per dimension, or None where the shape depends on what a step
-        computes.
+    An input without a shape has None. `values` are those of inputs that are the same at every step,
+    else None: a shape may depend on such values, but not on a row or a state.
     """
     known = [_known_shape(out) for out in outputs]
     if all(dim is not None for shape in known for dim in shape):

@@ -19,15 +19,9 @@ from scanlib.recurrences.form import Component, NotInFamilyError
 class RecurrenceClass:
     """How a class of one state is composed.
 
-    Attributes
-    ----------
-    formulas : Formulas
-        What composes and applies its functions; those of affine ones act on the state's square
-        where that is what is affine.
-    scan : callable
-        Writes the scan of a block from its `Steps`; returns whether all values can be trusted.
-    is_real : bool
-        Whether it is for real states only, of single or double precision.
+    Its formulas act on the state's square where that is what is affine. `scan` writes the scan of a
+    block and returns whether all values can be trusted. `is_real` is for real states only, of
+    single or double precision.
     """
 
     formulas: Formulas

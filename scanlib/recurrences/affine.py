@@ -77,13 +77,8 @@ ARITHMETIC = (ps.Add, ps.Sub, ps.Neg, ps.Mul, ps.TrueDiv)
 
 
 def recognize(component: Component) -> Recurrence:
-    """Return the affine recurrence of a component.
-
-    Raises
-    ------
-    NotInFamilyError
-        If a next value is not affine in the component's past values.
-    """
+    """Return the affine recurrence of a component; `NotInFamilyError` if a next value is not
+    affine in its past values."""
     dtype = common_dtype(component)
     if dtype == "bool":
         raise NotInFamilyError("arithmetic on truth values is no affine recurrence")

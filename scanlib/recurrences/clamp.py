@@ -74,11 +74,8 @@ class ClampForm:
 def recognize(component: Component) -> Recurrence:
     """Return the clamped shift or running extreme that a component of one state of depth one is.
 
-    Raises
-    ------
-    NotInFamilyError
-        If it is none. Shifts of integers are left alone: where one wraps around, the order of the
-        operations matters.
+    `NotInFamilyError` if it is none. Shifts of integers are left alone: where one wraps around, the
+    order of the operations matters.
     """
     part, dtype, form = form_of_one(component, ClampForm(), _step)
     if form is None or (form.low is None and form.high is None):

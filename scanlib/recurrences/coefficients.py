@@ -28,15 +28,9 @@ _ORDINARY = 2.0**10
 class Coefficient:
     """What a state is multiplied by, one factor after the other.
 
-    Attributes
-    ----------
-    value : Variable
-        The product.
-    partial : tuple of Variable
-        Products of the first factors, each of which must be within bounds.
-    zeros : tuple of Variable
-        Conditions of which one is true if the product really is zero; none if it cannot be
-        anything else.
+    `partial` are products of the first factors, each of which must be within bounds; `zeros` are
+    conditions of which one is true if the product really is zero, none if it cannot be anything
+    else.
     """
 
     value: Variable

@@ -55,19 +55,9 @@ def scan_coupled(
     """Write the scan of one block; return whether all values can be trusted.
 
     Of a part that only delays what another one reads, nothing but the last value of a group is
-    computed, where nobody else reads it.
-
-    Parameters
-    ----------
-    block : StepBlock
-    recurrence : Recurrence
-        Affine, of any number of parts and taps.
-    elements : mapping of int to Items
-        By their number in the recurrence.
-    histories : mapping of int to History
-        By part.
-    read : collection of int
-        Parts whose values at all steps are read.
+    computed, where nobody else reads it. The recurrence is affine, of any number of parts and taps;
+    `elements` are by their number in it, histories by part, and of the parts `read` the values at
+    all steps are read.
     """
     w = block.writer
     dtype = histories[recurrence.parts[0]].values.dtype

@@ -27,14 +27,7 @@ Step = Callable[[Apply, list[Any]], list[Any]]  # from the forms of a node's inp
 class Component:
     """Parts that depend on one another, in the body of one channel.
 
-    Attributes
-    ----------
-    inputs : list of Variable
-        All inputs of the body.
-    nexts : dict of int to Variable
-        The next value of each part of the component.
-    taps : dict of int to dict of int to Variable
-        The past values of each part of the component, by tap.
+    `inputs` are all of the body's; `nexts` has the next value of each part, `taps` its past values.
     """
 
     inputs: list[Variable]
@@ -105,13 +98,8 @@ def _equal_constants(a: Variable, b: Variable) -> bool:
 
 
 def only_part(component: Component) -> int:
-    """Return the part of a component of one state that reads one value back.
-
-    Raises
-    ------
-    NotInFamilyError
-        If there are several, or more taps.
-    """
+    """Return the part of a component of one state that reads one value back;
+    `NotInFamilyError` if there are several, or more taps."""
     if len(component.nexts) > 1:
         raise NotInFamilyError("several states depend on one another")
     (part,) = component.nexts
@@ -123,25 +111,15 @@ def only_part(component: Component) -> int:
 def form_of_one(component: Component, start: Any, step: Step) -> tuple[int, str, Any]:
     """Return the only part of a component, its dtype, and the form of its next value.
 
-    `start` is the form of its past value.
-
-    Raises
-    ------
-    NotInFamilyError
-        If there are several states, taps or dtypes, or `step` finds no form.
+    `start` is the form of its past value. `NotInFamilyError` if there are several states, taps or
+    dtypes, or `step` finds no form.
     """
     part, dtype = only_part(component), common_dtype(component)
     return part, dtype, component.propagate(lambda *_: start, step)[part]
 
 
 def common_dtype(component: Component) -> str:
-    """Return the dtype of a component's parts.
-
-    Raises
-    ------
-    NotInFamilyError
-        If they have several.
-    """
+    """Return the dtype of a component's parts; `NotInFamilyError` if they have several."""
     dtypes = {v.type.dtype for taps in component.taps.values() for v in taps.values()}
     if len(dtypes) != 1:
         raise NotInFamilyError(f"states of dtypes {sorted(dtypes)} depend on one another")

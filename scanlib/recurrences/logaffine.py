@@ -66,13 +66,8 @@ class LogAffineForm:
 
 
 def recognize(component: Component) -> Recurrence:
-    """Return the log-affine recurrence of a component of one state of depth one.
-
-    Raises
-    ------
-    NotInFamilyError
-        If it is none.
-    """
+    """Return the log-affine recurrence of a component of one state of depth one;
+    `NotInFamilyError` if it is none."""
     part, dtype, form = form_of_one(component, LogAffineForm(None, None), _step)
     if form is None or form.bound is None:
         raise NotInFamilyError("no logarithm of a sum is taken")

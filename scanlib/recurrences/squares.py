@@ -53,13 +53,8 @@ def scan(block: StepBlock, steps: Steps) -> Value:
 
 
 def recognize(component: Component) -> Recurrence:
-    """Return the affine recurrence of a state's square.
-
-    Raises
-    ------
-    NotInFamilyError
-        If the next value is no square root of an affine function of the square.
-    """
+    """Return the affine recurrence of a state's square; `NotInFamilyError` if the next value is no
+    square root of an affine function of the square."""
     part = only_part(component)
     value, tap = component.nexts[part], component.taps[part][-1]
     common_dtype(component)

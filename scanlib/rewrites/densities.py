@@ -51,14 +51,9 @@ from scanlib.rewrites.simplify.redundant import live_parts
 class DrawnRows(MeasurableOp, Op):
     """The rows that steps of a loop draw, in a graph from which PyMC derives a density.
 
-    Parameters
-    ----------
-    scan : Scan
-        The loop. Its inputs are those of this Op.
-    places : tuple of int
-        For each output, whose rows these are: the place of the state or output of the loop.
-    kinds : tuple of Type
-        The types of the outputs. Histories are there without their initial rows.
+    The inputs are those of the loop. `places` says whose rows the outputs are, as the places of
+    states and outputs of the loop; `kinds` are their types. Histories are there without their
+    initial rows.
     """
 
     __props__ = ("scan", "places", "kinds")
@@ -126,10 +121,7 @@ def log_densities(
 ) -> Variable | list[Variable]:
     """Return the logarithm of the density of each row, given those before it.
 
-    Raises
-    ------
-    NotImplementedError
-        Naming the loop and what it draws, if PyMC cannot derive them.
+    `NotImplementedError`, naming the loop and what it draws, if PyMC cannot derive them.
     """
     loop = Loop.from_op(op.scan, list(inputs))
     title = loop_title(loop.name, loop.function)
@@ -166,7 +158,10 @@ def log_densities(
     for part, value in zip(loop.recurrent, following, strict=True):
         part.next = value
     loop.outputs = [Output(by_row[row]) for row in rows]
-    _drop_unread(loop)
+    live = live_parts(loop.recurrent, [output.value for output in loop.outputs])
+    loop.states = [part for part in loop.states if part in live]
+    loop.carries = [part for part in loop.carries if part in live]
+    loop.drop_unread_inputs()
     unknown = _first_draw(loop.body_outputs())
     if unknown is not None:
         raise NotImplementedError(
@@ -192,15 +187,6 @@ def _read_values(loop: Loop, part: State | Output, draw: Variable, value: Variab
             rows = past_rows(history, part.depth, -tap, loop.reverse)
             loop.sequences.append(SequencePart(rows, before, part.name))
     return row
-
-
-def _drop_unread(loop: Loop) -> None:
-    """Drop states, carries and inputs that no output of the loop depends on."""
-    live = live_parts(loop.recurrent, [output.value for output in loop.outputs])
-    loop.states = [part for part in loop.states if part in live]
-    loop.carries = [part for part in loop.carries if part in live]
-    read = set(ancestors(loop.body_outputs()))
-    loop.non_sequences = [part for part in loop.non_sequences if part.inner in read]
 
 
 def _first_draw(outputs: Sequence[Variable]) -> Variable | None:

@@ -88,15 +88,8 @@ _STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
 
 @dataclass
 class Detached:
-    """A loop's inputs, which `detach` has replaced.
-
-    Attributes
-    ----------
-    outer, stand_ins : list of Variable
-        The inputs of the loop, each once, and what stands in their place.
-    lengths : dict of Variable to LengthForm
-        What is known of the lengths of sequences, by their stand-in.
-    """
+    """A loop's inputs, each once, and what `detach` has put in their place; and what is known of
+    the lengths of sequences, by their stand-in."""
 
     outer: list[Variable]
     stand_ins: list[Variable]
@@ -111,11 +104,7 @@ class Detached:
     def checked(self, loop: Loop, known: Sequence[Variable] | None = None) -> Rows:
         """Return the sequences by their rows, checked where they may have too few or too many.
 
-        Parameters
-        ----------
-        loop : Loop
-        known : sequence of Variable, optional
-            Sequences of which another loop checks the lengths.
+        Another loop checks the lengths of those that are `known`.
         """
         if known is None:
             known = [part.outer for part in loop.sequences[:1] if loop.n_steps is None]

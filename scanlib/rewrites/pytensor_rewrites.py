@@ -73,13 +73,10 @@ def _is_sum(node: Apply | None) -> bool:
 
 def _is_partial(fgraph: FunctionGraph, node: Apply) -> bool:
     """Whether all that reads a sum is one larger sum."""
-    clients = fgraph.clients[node.outputs[0]]
-    if len(clients) != 1:
-        return False
-    reader = clients[0][0]
-    return (
-        _is_sum(reader) and reader.op == node.op and reader.outputs[0].type == node.outputs[0].type
-    )
+    out = node.outputs[0]
+    (reader, _), *others = fgraph.clients[out]
+    same = _is_sum(reader) and reader.op == node.op and reader.outputs[0].type == out.type
+    return same and not others
 
 
 class FlattenLongSums(LoopRewrite):
@@ -102,26 +99,15 @@ LARGE = 1 << 16  # items of a constant that nothing should keep alive
 def run_query(query: RewriteDatabaseQuery, fgraph: FunctionGraph) -> None:
     """Run the rewrites of a query, without those whose time grows faster than a long graph."""
     flatten_long_sums(fgraph)
-    optdb.query(without_quadratic(query, fgraph)).rewrite(fgraph)
-
-
-def without_quadratic(query: RewriteDatabaseQuery, fgraph: FunctionGraph) -> RewriteDatabaseQuery:
-    """Return a query as it is for short graphs, without those rewrites for long ones."""
-    return query.excluding(*_QUADRATIC) if len(fgraph.apply_nodes) > LONG else query
+    query = query.excluding(*_QUADRATIC) if len(fgraph.apply_nodes) > LONG else query
+    optdb.query(query).rewrite(fgraph)
 
 
 class BodyRewrite:
-    """A rewrite of bodies that is run once on each.
+    """A rewrite of bodies, which changes a graph, that is run once on each.
 
     Passes ask for the same body in the same form again and again, and so do the functions of a
-    value and of its gradient.
-
-    Parameters
-    ----------
-    rewrite : callable
-        Changes the graph of a body.
-    settles : bool
-        Whether it leaves as it is what it made itself.
+    value and of its gradient. One that `settles` leaves as it is what it made itself.
     """
 
     def __init__(self, rewrite: Callable[[FunctionGraph], None], settles: bool = False) -> None:

@@ -13,6 +13,10 @@ is this schedule with no loops inside.
 
 * **Lanes.** The innermost loop takes as many channels at once as fill a vector register, and the
   rest one by one, where the items of all arrays lie side by side along it.
+* **Strips.** Where rows are short and steps do little, a step waits longer for the values that the
+  one before has written than for its operations. The channels of a vector register then take
+  several steps, a strip, before the next ones do: their states stay in registers, and the steps of
+  other channels run beside them. Loops of 4 to 24 channels take 0.4 to 0.7 of the time.
 * **Sums** over inner axes are collected in locals, in one sum for each lane, which are added
   pairwise; float32 is summed in float64, as PyTensor does. Other sums are collected in memory.
 * **Rows ahead.** Processors guess which memory comes next, but no further than to the end of a
@@ -35,9 +39,11 @@ from pytensor.graph.traversal import ancestors
 
 from scanlib.kernels.language import BOOL, INT64, Kernel, Value, Writer
 from scanlib.kernels.scalars import Number, added, parts_of
-from scanlib.kernels.spans import LINE, Total, lane_counts, load_number, store_number, walk
+from scanlib.kernels.spans import LINE, Cell, Total, lane_counts, load_number, store_number, walk
 from scanlib.ops.lowered.channel_plan import Target
 from scanlib.schedules.elementwise import ElemwiseLoop
+from scanlib.schedules.polls import between_polls
+from scanlib.schedules.selection import LONGEST_STRIP_ROW, has_short_rows, strip_steps
 from scanlib.schedules.step_by_step import TakesSteps
 
 DISTANCE = 4096  # how many bytes ahead rows are asked for
@@ -64,9 +70,12 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         super().__init__(loop, "channels")
         self.indices: list[Value] = []  # of the loops over channels that are open
         self.totals: dict[int, Total] = {}
+        self.rows: dict[str | tuple[str, int], Value] = {}  # of the step that is written
         inner, outer = loop.inner, loop.outer
         self.given_as = dict(zip(inner.rows, outer.sequences, strict=True))
         self.given_as |= zip(inner.non_sequences, outer.non_sequences, strict=True)
+        self.strip_steps, self.in_strips = strip_steps(loop.op), False
+        self.varying = {*inner.rows, *loop.taps}  # from step to step
 
     # Memory
 
@@ -124,6 +133,76 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             plain = self.given_stride(name, axis).equals(array.itemsize)
             self.fast = self.fast & (plain | (self.dim(name, axis) <= 1))
 
+    # Strips of steps
+
+    def steps_to(self, end: Value) -> None:
+        if self.strip_steps == 1:
+            super().steps_to(end)
+        elif has_short_rows(self.loop.op):
+            self.strips_to(end)
+        else:
+            w, is_short = self.w, self.w.as_value(True, BOOL)
+            for start in self.loop.starts.values():
+                is_short = is_short & (self.value_of(start.row) <= LONGEST_STRIP_ROW)
+            with w.when(is_short) as choice:
+                self.strips_to(end)
+            with w.otherwise(choice):
+                super().steps_to(end)
+
+    def strips_to(self, end: Value) -> None:
+        """Write all steps, strip by strip."""
+        w, length = self.w, self.out.number(self.words.steps_per_poll, "steps_per_poll")
+        with between_polls(w, self.done, end, length) as (first, last):
+            start, most = w.local(first), self.strip_steps
+            self.in_strips = True
+            with w.loop_while(lambda: w.copy(start) < last):
+                one = w.copy(start)
+                self.strip = one, w.select(last - one < most, last, one + most)
+                self.fetch_strip()
+                with self.scalars.scope():
+                    self.level(0, self.loop.plan.targets)
+                w.assign(start, self.strip[1])
+            self.in_strips = False
+
+    def fetch_strip(self) -> None:
+        """Ask for the rows that later strips read and write."""
+        if self.ahead is None:
+            return
+        with self.w.when(self.ahead > 0), self.w.loop(*self.strip) as i:
+            self.be_at(i)
+            self.fetch_rows()
+
+    def take_strip(self, targets: Sequence[Target]) -> None:
+        """Write the steps of some channels, whose states are in registers meanwhile."""
+        loop, w = self.loop, self.w
+        first, last = self.strip
+        names = [name for name in loop.depths if name not in self.registers]
+
+        def places(i: Value, name: str) -> list[Value | int]:
+            """Return where the values are that the step `i` reads."""
+            self.be_at(i)
+            rows = [self.row_of(name, -k) for k in range(1, loop.depths[name] + 1)]
+            return [self.item_offset(name, row) for row in rows]
+
+        before, cells = self.registers, {}
+        for name in names:
+            memory = self.memory_of(name)
+            values = [self.load(name, memory, place) for place in places(first, name)]
+            cells[name] = [Cell(w, value) for value in values]
+        self.registers = before | cells
+        try:
+            with w.loop(first, last) as i, self.scalars.scope():
+                self.be_at(i)
+                self.rows = self.rows_of_step()
+                self.compute(loop.layout.ndim, targets)
+                self.write_values([(t, self.scalars.number(t.value)) for t in targets])
+        finally:
+            self.registers = before
+        for name in names:
+            if not loop.is_traced(name):
+                for cell, place in zip(cells[name], places(last, name), strict=True):
+                    store_number(w, self.memory_of(name), place, cell.value)
+
     # One step
 
     def step(self) -> None:
@@ -144,9 +223,9 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             name: self.t * self.stride_of(name, 0) for name in (*loop.outer.sequences, *outputs)
         }
         for name, offset in loop.taps.values():
-            if loop.is_traced(name) or not loop.is_local(name):
+            if loop.is_traced(name) or name not in self.registers:
                 rows.setdefault(name, self.row_of(name, 0))
-            if not loop.is_local(name):
+            if name not in self.registers:
                 rows[name, offset] = self.row_of(name, offset)
         return rows
 
@@ -201,6 +280,9 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
     def level(self, level: int, targets: Sequence[Target]) -> None:
         """Write what `level` loops enclose, and the loops inside."""
         loop, w = self.loop, self.w
+        if self.in_strips and level == loop.layout.ndim:
+            self.take_strip(targets)
+            return
         here = [target for target in targets if target.inner == level]
         self.compute(level, targets)
         if level == 0 and loop.result.stop is not None:
@@ -269,14 +351,20 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             wanted.append(loop.result.stop)
         above = set(ancestors(wanted))
         for variable in loop.graph.inputs:
-            if variable in above and loop.plan.levels[variable] == level:
+            if variable in above and self.level_of(variable) == level:
                 self.read(variable)
         self.scalars.emit(
             out
             for node in loop.graph.toposort()
             for out in node.outputs
-            if loop.plan.levels[out] == level and out in above
+            if self.level_of(out) == level and out in above
         )
+
+    def level_of(self, variable: Variable) -> int:
+        """Return how many loops over channels enclose a value; steps of strips are inside all."""
+        if self.in_strips and variable in self.varying:
+            return self.loop.layout.ndim
+        return self.loop.plan.levels[variable]
 
     def read(self, variable: Variable) -> None:
         """Write the read of one input of the body."""

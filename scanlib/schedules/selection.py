@@ -11,12 +11,11 @@ import numpy as np
 import pytensor.scalar.basic as ps
 from pytensor.configdefaults import config
 from pytensor.graph.op import Op
-from pytensor.graph.traversal import ancestors
 
 from scanlib.kernels.language import FLOATS
-from scanlib.kernels.processor import takes_halves
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
 from scanlib.recurrences import CLASSES
+from scanlib.schedules.loop_kernels import REGISTER_DEPTH
 
 # Steps of a block: a few buffers fit the first-level cache, and a block is worth starting. Scans
 # ask for what the next block reads and writes. In blocks of less than 1024 steps, it still arrives
@@ -26,6 +25,9 @@ MANY_STEPS = 256  # so many steps are worth taking channel by channel
 # Steps of so many operations wait for these, not for their states, and blocks write them three
 # times: before the states are scanned, after, and for what cannot be composed.
 LONG_STEP = 200
+# Of a strip of steps: more operations do not run beside those of other channels, and longer rows
+# keep the processor busy step by step.
+STRIP_OPERATIONS, LONGEST_STRIP_ROW = 32, 256
 # How many channels a slice has at least: threads that work on neighbouring pieces of short rows
 # wait for one another in every step. Where steps do little but read and write, they share the
 # memory, too, and fetch what belongs to others.
@@ -40,30 +42,19 @@ CHEAP = (
 def few_channels(op: ElemwiseScan) -> int:
     """Return up to how many channels take turns in blocks of steps.
 
-    Each then walks as fast as alone. Next to one another they wait for every step, but share its
-    reads and writes; where they fill a vector register, that is faster.
+    Each then walks as fast as alone. Next to one another they wait for every step, which takes long
+    where it computes logarithms; but where they fill a vector register, that is faster.
     """
+    if any(recurrence.family == "log-affine" for recurrence in op.recurrences):
+        return 8 if _longest_item(op) <= 4 else 7
+    return 1
+
+
+def _longest_item(op: ElemwiseScan) -> int:
+    """Return how many bytes the values of states and carries have at most."""
     inner = op.signature.split_body_inputs(op.body.inputs)
     items = [*(taps[0] for taps in inner.taps), *inner.carries]
-    is_short = all(np.dtype(item.type.dtype).itemsize <= 4 for item in items)
-    if any(recurrence.family == "log-affine" for recurrence in op.recurrences):
-        return 8 if is_short else 7
-    if is_short:
-        return 4
-    if all(_changes_coefficients(op, own) for own in op.recurrences):
-        return 1 if takes_halves() else 2
-    return 3
-
-
-def _changes_coefficients(op: ElemwiseScan, recurrence: Recurrence) -> bool:
-    """Whether a recurrence is affine, with coefficients that are not the same at all steps.
-
-    Composing steps then takes several times the operations of the steps themselves.
-    """
-    coefficients = {term.coefficient for terms in recurrence.terms for term in terms} - {None}
-    chosen = [out for k, out in enumerate(recurrence.elements.outputs) if k in coefficients]
-    rows = op.signature.split_body_inputs(recurrence.elements.inputs).rows
-    return recurrence.family == "affine" and any(v in rows for v in ancestors(chosen))
+    return max((np.dtype(item.type.dtype).itemsize for item in items), default=1)
 
 
 def schedule(op: ElemwiseScan) -> str:
@@ -78,16 +69,38 @@ def schedule(op: ElemwiseScan) -> str:
         channel after the other, whose parts all belong to recurrence families, where steps are
         not long. ``"steps"``: one channel, step by step, states in registers. ``"by width"``:
         ``"blocks"`` for `few_channels` and at least `MANY_STEPS` steps, otherwise ``"channels"``;
-        their number is known when the loop runs.
+        their number is known when the loop runs. For a single channel alone that would not pay.
     """
     composed = bool(op.recurrences) and all(r.family in CLASSES for r in op.recurrences)
     composed = composed and len(op.body.toposort()) <= LONG_STEP
     if not op.layout.ndim:
         return "blocks" if composed else "steps"
-    width = static_width(op)
-    if not composed or (width or 0) > few_channels(op) or not op.plan().is_independent():
+    width, few = static_width(op), few_channels(op)
+    if not composed or (width or 2) > few or not op.plan().is_independent():
         return "channels"
     return "by width" if width is None else "blocks"
+
+
+def strip_steps(op: ElemwiseScan) -> int:
+    """Return up to how many steps some channels take before the next ones do, 1 for one at a time.
+
+    Short steps wait for what the step before has written. Where a vector register of channels
+    takes several steps, its states stay in registers, and other channels' steps run beside them.
+    """
+    plan, nodes = op.plan(), op.body.toposort()
+    if not op.layout.ndim or op.signature.has_stop or not plan.is_independent():
+        return 1
+    if max(op.signature.depths, default=0) > REGISTER_DEPTH or has_short_rows(op) is False:
+        return 1
+    if not all(is_cheap(n.op) and plan.levels[n.outputs[0]] == op.layout.ndim for n in nodes):
+        return 1
+    return max(STRIP_OPERATIONS // max(len(nodes), 1), 1)
+
+
+def has_short_rows(op: ElemwiseScan) -> bool | None:
+    """Return whether rows are so short that strips pay, None where types do not say."""
+    width = static_width(op)
+    return None if width is None else width * _longest_item(op) <= LONGEST_STRIP_ROW
 
 
 def static_width(op: ElemwiseScan) -> int | None:

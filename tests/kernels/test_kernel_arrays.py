@@ -8,7 +8,9 @@ import pytest
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode
 from pytensor.graph.fg import FunctionGraph
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.shape import Shape_i
 
 import scanlib
 from scanlib.backends.handler.functions import function_address, has_compiled_function
@@ -350,6 +352,14 @@ def test_places_of_the_largest(dtype):
         n_steps=4,
     )
     check([h], [y, *found], [value])
+
+
+def test_sizes_that_a_batch_of_nothing_reads():
+    """`vectorize_graph` leaves the size of an array in a node for batches, without a batch."""
+    size = Blockwise(Shape_i(1), signature="(i,j)->()")
+    x = pt.tensor3("x")
+    y = scan(lambda x: pt.cumsum(x, axis=0) * size(x), x)
+    check([x], [y], [rng.normal(size=(3, 2, 4))], "fast_compile")
 
 
 def test_no_steps_leave_an_initial_value_of_another_shape_alone():

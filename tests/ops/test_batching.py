@@ -400,6 +400,71 @@ class TestNumbersOfSteps:
         np.testing.assert_allclose(function(np.ones((2, 5)), 2), [[1, 2, 3]] * 2)
 
 
+def test_an_index_that_differs_between_rows(mode):
+    """The step reads it as a scalar, not as a tensor."""
+    x, start, i = pt.vector("x"), pt.vector("start"), pt.lscalar("i")
+    table = scanlib.scan(
+        lambda x, table: pt.set_subtensor(table[i], table[i] * 0.5 + x),
+        sequences=x,
+        outputs_info=start,
+        return_updates=False,
+    )
+    data = [rng.normal(size=4), rng.normal(size=(3, 5)), np.array([3, 0, 4])]
+    check_rows([table], [x, start, i], data, (0, 1, 1), mode)
+    check_rows([table], [x, start, i], [data[0], data[1][0], data[2]], (0, 0, 1), mode)
+
+
+def test_slices_that_differ_between_rows(mode):
+    x, start, i = pt.vector("x"), pt.vector("start"), pt.lscalar("i")
+    rows = scanlib.scan(
+        lambda x, h: pt.concatenate([h[2:], h[i : i + 2] * x]),
+        sequences=x,
+        outputs_info=start,
+        return_updates=False,
+    )
+    data = [rng.normal(size=4), rng.normal(size=(3, 5)), np.array([3, 0, 1])]
+    check_rows([rows], [x, start, i], data, (0, 1, 1), mode)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_slices_and_sizes_by_the_shape_of_a_state(steps, mode):
+    """They are those of the whole batch, so that kernels write them, and known without a step."""
+    x, start = pt.vector("x"), pt.vector("start")
+
+    def step(x, h):
+        n = h.shape[0]
+        moved = pt.concatenate([h[n // 2 :] * x, h[: n // 2] + x])
+        return moved, pt.alloc(x, n, 2)
+
+    traces = scanlib.scan(step, x, [start, None], return_updates=False)
+    data = [rng.normal(size=steps), rng.normal(size=(3, 5))]
+    check_rows(traces, [x, start], data, (0, 1), mode)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_sizes_that_are_captured(steps, mode):
+    """A length of a batch of arrays is one number also where a step is given it."""
+    x, y = pt.vector("x"), pt.vector("y")
+
+    def step(x, h):
+        n = y.shape[0]
+        return h[: n - 1].sum() * pt.ones_like(h) + x, pt.alloc(x, n, 2)
+
+    traces = scanlib.scan(step, x, [pt.zeros(5), None], return_updates=False)
+    data = [rng.normal(size=steps), rng.normal(size=(3, 4))]
+    check_rows(traces, [x, y], data, (0, 1), mode)
+
+
+def test_sizes_of_what_a_loop_starts_from_are_the_same_in_the_batch(fast_mode):
+    """An initial value that grows to the size of a row is filled in once for the whole batch."""
+    x, y, data = pt.matrix("x"), pt.matrix("y"), rng.normal(size=(3, 4, 2))
+    outputs = [scanlib.linear_scan(0.5, x), scanlib.cummax(pt.full_like(y, 0.5) * x.shape[0])]
+    check_rows(outputs, [x, y], [data, data], (1, 1), fast_mode)
+    rows = pt.tensor3("rows")
+    f = pytensor.function([rows], vectorize_graph(outputs[0], {x: rows}), mode=fast_mode)
+    assert not any(isinstance(node.op, Blockwise) for node in f.maker.fgraph.apply_nodes)
+
+
 def test_random_draws_differ_between_rows(fast_mode):
     generator, mean = pytensor.shared(np.random.default_rng(3)), pt.scalar("mean")
 

@@ -1,4 +1,4 @@
-"""Loops over few channels: each walks in blocks of steps, and gets what it would get alone."""
+"""Loops over few channels: strips of steps, or blocks of steps of one channel after the other."""
 
 import os
 import subprocess
@@ -12,8 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scanlib
-from scanlib.schedules import selection
-from scanlib.schedules.selection import MANY_STEPS, few_channels, schedule
+from scanlib.schedules.selection import (
+    LONGEST_STRIP_ROW,
+    MANY_STEPS,
+    STRIP_OPERATIONS,
+    few_channels,
+    schedule,
+    strip_steps,
+)
 from tests.checks import assert_derivatives
 from tests.families import FAMILIES, SYMBOLIC, assert_close, assert_lowered, kernels
 from tests.modes import MODES
@@ -25,7 +31,8 @@ from tests.recurrences.test_extreme_values import (
 )
 from tests.reference import reference_scan
 
-LENGTHS = (0, 1, 2, 9, MANY_STEPS - 1, MANY_STEPS, MANY_STEPS + 1, 1023, 1024, 1025, 2050)
+LENGTHS = (0, 1, 2, 9, 31, 32, 33, MANY_STEPS - 1, MANY_STEPS, MANY_STEPS + 1, 1023, 1025, 2050)
+WIDTHS = (*range(10), 17, 24, 31, 32, 33, 40, 64, 65)  # rows of up to and more than 256 bytes
 LAYOUTS = {
     "C": np.ascontiguousarray,
     "F": np.asfortranarray,
@@ -45,7 +52,7 @@ def trace(step, **arguments):
     return scanlib.scan(step, **arguments, return_updates=False)
 
 
-def compiled(inputs, outputs, chosen="by width", n_loops=1):
+def compiled(inputs, outputs, chosen="channels", n_loops=1):
     """Compile for the C linker; all loops run with the schedule `chosen`."""
     function = pytensor.function(inputs, outputs, mode=MODES["c"], on_unused_input="ignore")
     ops = assert_lowered(function, n_loops)
@@ -103,7 +110,7 @@ class TestAffine:
     @given(data=st.data())
     def test_all_widths_lengths_and_layouts(self, weighted, data):
         dtype = data.draw(st.sampled_from(["float64", "float32"]))
-        steps, width = data.draw(st.sampled_from(LENGTHS)), data.draw(st.integers(0, 9))
+        steps, width = data.draw(st.sampled_from(LENGTHS)), data.draw(st.sampled_from(WIDTHS))
         lay_out = [LAYOUTS[data.draw(st.sampled_from(sorted(LAYOUTS)))] for _ in range(2)]
         rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
         x, seed = (rng.uniform(-1, 1, (steps, width)).astype(dtype) for _ in range(2))
@@ -117,19 +124,21 @@ class TestAffine:
             scale = 1 + np.abs(expected).max(initial=0)
             np.testing.assert_allclose(result, expected, rtol=0, atol=tolerance * scale)
 
-    def test_a_channel_gets_what_it_gets_alone(self, weighted, backend):
-        x, phi = pt.vector("x"), pt.scalar("phi")
-        alone = compiled(
-            [x, phi],
-            [trace(lambda x, h, p: p * h + x, sequences=x, outputs_info=0.0, non_sequences=phi)],
-            "blocks",
-        )
-        rng = np.random.default_rng(5)
-        for steps in (MANY_STEPS, 2100):
-            values, weights = rng.normal(size=(steps, 3)), rng.uniform(-1, 1, 3)
-            together, *_ = weighted("float64")(values, weights, values)
-            for column, weight, result in zip(values.T, weights, together.T, strict=True):
-                np.testing.assert_array_equal(result, alone(column, weight)[0])
+    @pytest.mark.parametrize("dtype", ["float64", "float32"])
+    def test_strips(self, weighted, dtype):
+        """Of several steps where rows are short; a lane, a vector and more of channels."""
+        function = weighted(dtype)
+        assert all(strip_steps(op) > 1 for op in function.ops)
+        longest = LONGEST_STRIP_ROW // np.dtype(dtype).itemsize
+        rng = np.random.default_rng(7)
+        for width in (1, 3, 9, longest, longest + 1):
+            for steps in (0, 1, STRIP_OPERATIONS // 2, 50):
+                x, seed = (rng.uniform(-1, 1, (steps, width)).astype(dtype) for _ in range(2))
+                phi = rng.uniform(-0.99, 0.99, width).astype(dtype)
+                wide = (array.astype("float64") for array in (x, phi, seed))
+                expected = gradient_loop(*wide)
+                for result, wanted in zip(function(x, phi, seed), expected, strict=True):
+                    np.testing.assert_allclose(result, wanted, rtol=2e-4, atol=2e-4)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("printed", [pytest.param("numba", marks=pytest.mark.slow), "C"])
@@ -179,6 +188,7 @@ SOME = [
     "affine-complex",
 ]  # fmt: skip
 NOT_IN_C = {"affine-complex"}
+BY_WIDTH = {"log-affine"}
 
 
 def render(family):
@@ -208,8 +218,9 @@ def test_families(printed, name):
     """All rows, and in a second function the last rows alone, which keep no history."""
     family = FAMILIES[name]
     inputs, traces, last = render(family)
+    chosen = "by width" if name in BY_WIDTH else "channels"
     with kernels("numba" if name in NOT_IN_C else printed):
-        functions = compiled(inputs, traces), compiled(inputs, last)
+        functions = compiled(inputs, traces, chosen), compiled(inputs, last, chosen)
         for steps, width in ((300, 1), (1025, 3), (300, 9), (257, 2)):
             channels = [family.values(steps, seed) for seed in range(width)]
             values = [
@@ -261,9 +272,10 @@ class TestAxes:
         """Channels that take turns must be independent, and as many for all results."""
         x, y, u = pt.matrix("x"), pt.matrix("y"), pt.vector("u")
         zeros = pt.zeros(x.shape[1])
-        total = lambda x, h: [0.5 * h + x, (h * x).sum()]  # noqa: E731
-        both = lambda x, y, h, g: [0.5 * h + x, 0.5 * g + y]  # noqa: E731
-        scalar = lambda x, u, h, g: [0.5 * h + x, 0.5 * g + u]  # noqa: E731
+        add = pt.logaddexp
+        total = lambda x, h: [add(h, x), (h * x).sum()]  # noqa: E731
+        both = lambda x, y, h, g: [add(h, x), add(g, y)]  # noqa: E731
+        scalar = lambda x, u, h, g: [add(h, x), add(g, u)]  # noqa: E731
         for loops in (
             scanlib.scan(total, x, [zeros, None], return_updates=False),
             scanlib.scan(both, [x, y], [zeros, pt.zeros(y.shape[1])], return_updates=False),
@@ -278,36 +290,28 @@ class TestAxes:
     @pytest.mark.parametrize(
         "step, dtype, most",
         [
-            (lambda x, h: h + x, "float32", 4),
-            (lambda x, h: h + x, "float64", 3),
-            (lambda x, h: x * h + 1, "float32", 4),
-            (lambda x, h: x * h + 1, "float64", 2),
+            (lambda x, h: h + x, "float32", 1),
+            (lambda x, h: x * h + 1, "float64", 1),
             (lambda x, h: pt.logaddexp(h, x), "float32", 8),
             (lambda x, h: pt.logaddexp(h, x), "float64", 7),
         ],
     )
-    def test_sizes_that_types_tell(self, monkeypatch, step, dtype, most):
-        monkeypatch.setattr(selection, "takes_halves", lambda: False)
+    def test_sizes_that_types_tell(self, step, dtype, most):
         for width, chosen in ((most, "blocks"), (most + 1, "channels")):
             x = pt.tensor("x", dtype=dtype, shape=(None, width))
             h = trace(step, sequences=x, outputs_info=np.zeros(width, dtype))
             function = pytensor.function([x], h, mode=MODES["c"])
             (op,) = assert_lowered(function)
             assert (schedule(op), few_channels(op)) == (chosen, most)
-        # Two channels fill a register of which units take a half at a time.
-        monkeypatch.setattr(selection, "takes_halves", lambda: True)
-        assert few_channels(op) == (1 if most == 2 else most)
 
 
 @pytest.fixture(scope="module")
 def two(backend):
-    """``h = a h + b`` for two channels, as types tell: blocks for every number of steps."""
+    """``h = a h + b`` for two channels, as types tell."""
     a, b = (pt.tensor(name, dtype="float64", shape=(None, 2)) for name in "ab")
     h0 = pt.tensor("h0", dtype="float64", shape=(2,))
     h = trace(lambda a, b, h: a * h + b, sequences=[a, b], outputs_info=h0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "takes_halves", lambda: False)
-        return compiled([a, b, h0], [h], "blocks")
+    return compiled([a, b, h0], [h])
 
 
 class TestNumbers:
@@ -331,22 +335,6 @@ class TestNumbers:
         (actual,) = two(a, b, np.zeros(2))
         for k in range(2):
             assert_same_kind(actual[:, k], *plain_affine(a[:, k], b[:, k], np.float64(0.0)))
-
-    def test_discounted_sums_in_single_precision(self, backend):
-        """Rows of a batch are as precise as one series."""
-        x, gamma = pt.fmatrix("x"), np.float32(0.99)
-        y = scanlib.discounted_cumsum(x, gamma, reverse=True)
-        function = pytensor.function([x], y, mode=MODES["c"])
-        rng = np.random.default_rng(0)
-        series = [np.ones(10_000), *rng.normal(size=(3, 10_000))]
-        values = np.array(series, "float32")
-        exact = np.zeros(4)
-        expected = np.zeros(values.shape)
-        for t in reversed(range(10_000)):
-            expected[:, t] = exact = np.float64(gamma) * exact + values[:, t]
-        for rows in (slice(0, 1), slice(0, 4), slice(2, 4)):
-            errors = np.abs(function(values[rows]) - expected[rows]).max(axis=1)
-            assert (errors <= [2.7e-5, 5e-6, 5e-6, 5e-6][rows]).all()
 
 
 SCRIPT = """

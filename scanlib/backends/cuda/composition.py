@@ -29,19 +29,10 @@ KINDS = {"affine": "fciu", "log-affine": "f", "maximum": "fiu", "minimum": "fiu"
 
 @dataclass(frozen=True)
 class Composed:
-    """A recurrence that a kernel composes.
+    """A recurrence that a kernel composes, of one state or carry (states count first).
 
-    Attributes
-    ----------
-    part : int
-        The state or carry: states count first.
-    dtype : str
-        Of the state.
-    family : str
-    inputs : list of Variable
-        A copy of the body's inputs.
-    elements : list of Variable
-        What selects its function; a constant where the recurrence leaves one out.
+    `inputs` are a copy of the body's, `elements` what selects its function: a constant where the
+    recurrence leaves one out.
     """
 
     part: int

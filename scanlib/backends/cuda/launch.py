@@ -57,16 +57,7 @@ class Call(NamedTuple):
 
 
 class Kernels:
-    """Kernels, compiled for the devices on which they run.
-
-    Parameters
-    ----------
-    source : str
-        The translation unit.
-    names : list of str
-        Of the kernels in it.
-    parameters : Parameters
-    """
+    """Kernels of a translation unit, compiled for the devices on which they run."""
 
     def __init__(self, source: str, names: list[str], parameters: Parameters) -> None:
         self.source = source
@@ -75,12 +66,8 @@ class Kernels:
         self._loaded: dict[int, list[int]] = {}
 
     def handles(self, driver: Driver, context: int) -> list[int]:
-        """Return the kernels' handles in a context, compiled if need be.
-
-        Raises
-        ------
-        NoCompilerError, KernelCompileError, DriverError
-        """
+        """Return the kernels' handles in a context, compiled if need be; that may raise
+        `NoCompilerError`, `KernelCompileError` or `DriverError`."""
         if context not in self._loaded:
             with driver.current(context):
                 code = compile_kernels(self.source, driver.architecture())
@@ -119,16 +106,8 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The sizes of one call.
-
-    Attributes
-    ----------
-    steps : int
-    sizes : tuple of int
-        Of the channels' axes.
-    outputs : list of Shape
-        Of the results and, where a condition ends the loop, of the number of steps after them.
-    """
+    """The sizes of one call: its steps, the channels' axes, and the results' shapes, behind which,
+    where a condition ends the loop, is that of the number of steps."""
 
     steps: int
     sizes: Shape
@@ -142,16 +121,8 @@ class Geometry:
 class KernelLoop:
     """The kernels of one elementwise loop, those of each schedule in a unit of their own.
 
-    A unit is compiled when the first call needs it: of most loops, one ever is.
-
-    Parameters
-    ----------
-    op : ElemwiseScan
-
-    Raises
-    ------
-    NoCCodeError
-        If the loop has no kernel.
+    A unit is compiled when the first call needs it: of most loops, one ever is. `NoCCodeError` if
+    the loop has no kernel.
     """
 
     def __init__(self, op: ElemwiseScan) -> None:
@@ -177,15 +148,9 @@ class KernelLoop:
     def sizes(self, shapes: Sequence[Shape], n_steps: int | None = None) -> Geometry:
         """Return the sizes of a call, and check that its arguments agree.
 
-        `shapes` are those of the arguments without the number of steps, which is `n_steps` where
-        it is one of them.
-
-        Raises
-        ------
-        ValueError
-            As the loop does on other devices.
-        NoCCodeError
-            If there is no step, and channels are not as many in all arrays.
+        `shapes` are those of the arguments without the number of steps, which is `n_steps` where it
+        is one of them. `ValueError` as the loop does on other devices, `NoCCodeError` if there is
+        no step, and channels are not as many in all arrays.
         """
         outer, signature = self.writer.plan.outer, self.writer.signature
         given = {
@@ -326,13 +291,8 @@ class KernelLoop:
         return results
 
     def checked(self, results: list[Any], steps: int) -> list[Any]:
-        """Return the results that a loop of at most so many steps has, of all that `results` gave.
-
-        Raises
-        ------
-        IndexError
-            If a condition ended the loop too early.
-        """
+        """Return the results that a loop of at most so many steps has, of all that `results` gave;
+        `IndexError` if a condition ended the loop too early."""
         signature = self.writer.signature
         if not signature.has_stop:
             return results

@@ -47,12 +47,7 @@ DTYPES = ("float16", "float32", "float64", "complex64", "complex128")
 
 
 def check_linear(dtype: str, size: int = 1) -> None:
-    """Raise an error if a matrix recurrence has no kernel; the matrix has `size` rows.
-
-    Raises
-    ------
-    NoCCodeError
-    """
+    """Raise `NoCCodeError` if a matrix recurrence has no kernel; the matrix has `size` rows."""
     if dtype not in DTYPES:
         raise NoCCodeError(f"a matrix recurrence of dtype {dtype} has no CUDA kernel")
     most = largest_size(dtype)
@@ -86,24 +81,11 @@ class LinearGeometry:
 
 
 class LinearKernels(Kernels):
-    """The kernels of a matrix recurrence of one size.
+    """The kernels of a matrix recurrence whose matrix has `size` rows; `NoCCodeError` if it has
+    none.
 
-    Parameters
-    ----------
-    op : LinearScan
-    size : int
-        The rows of the matrix.
-
-    Attributes
-    ----------
-    group, columns : int
-        How many threads walk one vector, and from how many vectors a chunk is walked to know what
-        it does.
-
-    Raises
-    ------
-    NoCCodeError
-        If the recurrence has no kernel.
+    `group` threads walk one vector; from `columns` vectors on, a chunk is walked to know what it
+    does.
     """
 
     def __init__(self, op: LinearScan, size: int) -> None:
@@ -265,17 +247,8 @@ def kernels_of(op: Op) -> KernelLoop | LinearLoop | None:
 
 
 class LinearLoop:
-    """The kernels of a matrix recurrence, as `launch.KernelLoop` has those of an elementwise loop.
-
-    Parameters
-    ----------
-    op : LinearScan
-
-    Raises
-    ------
-    NoCCodeError
-        If the recurrence has no kernel.
-    """
+    """The kernels of a matrix recurrence, as `launch.KernelLoop` has those of an elementwise loop;
+    `NoCCodeError` if it has none."""
 
     def __init__(self, op: LinearScan) -> None:
         check_linear(op.dtype)
@@ -288,15 +261,9 @@ class LinearLoop:
     def sizes(self, shapes: Sequence[Shape], n_steps: int | None = None) -> LinearGeometry:
         """Return the sizes of a call, and check that its arguments agree.
 
-        `shapes` are those of the arguments without the number of steps, which is `n_steps` where
-        it is one of them.
-
-        Raises
-        ------
-        NoCCodeError
-            If the recurrence has no kernel.
-        ValueError
-            As the recurrence does on other devices.
+        `shapes` are those of the arguments without the number of steps, which is `n_steps` where it
+        is one of them. `NoCCodeError` if the recurrence has no kernel, `ValueError` as it does on
+        other devices.
         """
         op, messages = self.op, self.op.messages()
         inputs = [*[n_steps] * op.has_n_steps, *shapes]

@@ -100,13 +100,7 @@ def find_nvrtc() -> NVRTC | None:
 
 
 def find_compiler() -> NVRTC:
-    """Return the compiler.
-
-    Raises
-    ------
-    NoCompilerError
-        If there is none.
-    """
+    """Return the compiler; `NoCompilerError` if there is none."""
     found = find_nvrtc()
     if found is None:
         raise NoCompilerError(
@@ -124,12 +118,8 @@ def folder() -> Path:
 def compile_kernels(source: str, architecture: str) -> bytes:
     """Return the machine code of a translation unit for an architecture, such as ``"sm_90"``.
 
-    It comes from the disk if it was compiled before.
-
-    Raises
-    ------
-    NoCompilerError
-    KernelCompileError
+    It comes from the disk if it was compiled before. `NoCompilerError` if there is no compiler,
+    `KernelCompileError` if it refuses.
     """
     compiler = find_compiler()
     identity = "\n".join([compiler.version, architecture, *OPTIONS, source])
@@ -143,18 +133,7 @@ class DriverError(RuntimeError):
 
 
 class Driver:
-    """The functions of the driver that are needed.
-
-    Parameters
-    ----------
-    path : str
-        Of the library.
-
-    Raises
-    ------
-    OSError
-        If it cannot be loaded.
-    """
+    """The functions of the driver that are needed; `OSError` if its library cannot be loaded."""
 
     def __init__(self, path: str = LIBRARY) -> None:
         self.path = path
@@ -163,12 +142,7 @@ class Driver:
         self.call("cuInit", 0)
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call a function of the driver.
-
-        Raises
-        ------
-        DriverError
-        """
+        """Call a function of the driver; `DriverError` if it fails."""
         status = getattr(self.library, name)(*arguments)
         if status:
             text = ctypes.c_char_p()

@@ -26,16 +26,10 @@ def contiguous(shape: Sequence[int], item: int) -> tuple[int, ...]:
 class Array:
     """An array that a kernel reads or writes; plain memory has no axes.
 
-    Attributes
-    ----------
-    name : str
-        ``x3`` for the fourth input of the loop, ``h0`` for a history or the last rows of a state,
-        ``c0`` for a carry, ``z0`` for a stacked output.
-    dtype : str
-    lead : int
-        How many axes come before those of the channels: 1 if there is a time axis.
-    axes : Axes
-        For each further axis, the axis of the channels that it runs along.
+    It is called ``x3`` for the fourth input of the loop, ``h0`` for a history or the last rows of a
+    state, ``c0`` for a carry, ``z0`` for a stacked output. `lead` axes come before those of the
+    channels: 1 if there is a time axis. `axes` has, for each further axis, the axis of the channels
+    that it runs along.
     """
 
     name: str
@@ -53,16 +47,9 @@ class Array:
 class Parameters:
     """The places of a kernel's numbers.
 
-    Parameters
-    ----------
-    sizes : int
-        How many axes the channels have: the first ones of those that arrays have.
-    inputs, outputs : list of Array
-        What the loop is given and returns, in its order; a number of steps does not count.
-    works : sequence of Array, optional
-        What kernels write for one another.
-    reverse : bool, optional
-        Whether the first step has the last row.
+    The channels have `sizes` axes, the first ones of those that arrays have. Inputs and outputs are
+    in the loop's order; a number of steps does not count. `works` are what kernels write for one
+    another. With `reverse`, the first step has the last row.
     """
 
     def __init__(

@@ -73,25 +73,11 @@ TOTALS = {"f": "float64", "i": "int64", "u": "uint64", "c": "complex128"}
 class LoopWriter:
     """Writes the translation units of one loop: one for schedules that share code.
 
-    Parameters
-    ----------
-    op : ElemwiseScan
-
-    Attributes
-    ----------
-    parameters : Parameters
-    composed : list of Composed or None
-        None for loops that are walked by one thread per channel only.
-    totals : dict of str to int
-        Results of which kernels write terms, with all axes of the channels and one of chunks or
-        steps before them, and how many axes of these the result has: it sums over the others.
-    threads, items : int
-        Of a block that shares steps: its threads, and the steps of each at a time.
-
-    Raises
-    ------
-    NoCCodeError
-        If the loop has no kernel.
+    `composed` is None for loops that are walked by one thread per channel only. `totals` are
+    results of which kernels write terms, with all axes of the channels and one of chunks or steps
+    before them; it says how many axes of these the result has: it sums over the others. A block
+    that shares steps has `threads`, with `items` steps of each at a time. `NoCCodeError` if the
+    loop has no kernel.
     """
 
     def __init__(self, op: ElemwiseScan) -> None:

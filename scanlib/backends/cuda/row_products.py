@@ -27,18 +27,8 @@ from scanlib.recurrences.losses import LARGE, size
 
 
 class RowProducts:
-    """Writes functions of rows and vectors of one size, as methods of a recurrence.
-
-    Parameters
-    ----------
-    semiring : {"real", "log", "max", "min"}
-    dtype : str
-        Of the state.
-    length : int
-        How many items rows have.
-    masked : bool
-        Whether bits say which of them are there.
-    """
+    """Writes functions of rows and vectors of `length` items, as methods of a recurrence; if
+    `masked`, bits say which items of a row are there."""
 
     def __init__(self, semiring: str, dtype: str, length: int, masked: bool) -> None:
         self.semiring, self.length, self.masked = semiring, length, masked

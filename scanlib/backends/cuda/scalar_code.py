@@ -48,19 +48,8 @@ def memory_type(dtype: str) -> str:
 
 
 class Code:
-    """Writes one function of scalars, and its call.
-
-    Parameters
-    ----------
-    unit : ScalarUnit
-        What the function becomes a part of.
-    name : str
-
-    Attributes
-    ----------
-    given : dict of str to Value
-        The parameters, by the expressions that a call gives for them.
-    """
+    """Writes one function of scalars, a part of `unit`, and its call; `given` has the parameters,
+    by the expressions that a call gives for them."""
 
     def __init__(self, unit: ScalarUnit, name: str) -> None:
         self.unit, self.name = unit, name

@@ -48,16 +48,7 @@ MOST_ITEMS = 16  # of a constant that a kernel writes itself
 
 @dataclass
 class Cluster:
-    """Nodes that are one program.
-
-    Attributes
-    ----------
-    inputs, outputs : list of Variable
-        Of the graph.
-    body : FunctionGraph
-        A copy of the nodes.
-    program : LoopProgram
-    """
+    """Nodes that are one program, and a copy of them; inputs and outputs are of the graph."""
 
     inputs: list[Variable]
     outputs: list[Variable]
@@ -69,13 +60,8 @@ class Cluster:
 class Plan:
     """In which order a graph is written.
 
-    Attributes
-    ----------
-    fgraph : FunctionGraph
-    refused : set of Apply
-        Nodes that turned out to have no kernel, or that something else computes.
-    early : dict of Apply to list of Variable
-        What has to be computed before a node besides its inputs.
+    Nodes are `refused` that turned out to have no kernel, or that something else computes; `early`
+    says what has to be computed before a node besides its inputs.
     """
 
     fgraph: FunctionGraph

@@ -50,18 +50,9 @@ def load_library(
 ) -> ctypes.CDLL | None:
     """Return the library of some code, None if it cannot be compiled.
 
-    Parameters
-    ----------
-    compiler : str
-        PyTensor's flag ``cxx``; empty where there is none.
-    name : str
-        The code's, for the file's.
-    text : str
-        The code.
-    options : sequence of str
-        The compiler's; libraries, whose order counts, come last.
-    kind : type
-        `ctypes.PyDLL` for functions that are called with Python's lock.
+    `compiler` is PyTensor's flag ``cxx``; empty where there is none. The file has the code's name.
+    Libraries, whose order counts, come last among the options. `kind` is `ctypes.PyDLL` for
+    functions that are called with Python's lock.
     """
     if not compiler:
         return None

@@ -114,23 +114,9 @@ def result_shapes(
 ) -> list[tuple[int, ...]] | None:
     """Return the shapes of the results of a registered program that takes all its steps.
 
-    Parameters
-    ----------
-    key : str
-    shapes : sequence
-        Those of the inputs.
-    values : dict
-        The inputs whose values are known, by their numbers.
-
-    Returns
-    -------
-    list of tuple, or None
-        None where other values decide them.
-
-    Raises
-    ------
-    Exception
-        What the loop itself would raise for such inputs before its first step.
+    `shapes` are those of the inputs; `values` are those that are known, by their numbers. None
+    where other values decide. What the loop itself would raise for such inputs before its first
+    step is raised here.
     """
     program, words = _programs[key], _programs[key].words
     read = set(program.kernels.prepare.slots) - {words.inputs[number] for number in values}

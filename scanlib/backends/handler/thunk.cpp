@@ -213,6 +213,7 @@ struct Thunk {
   PyObject *error; /* type, value, trace */
   const scanlib_program *program;
   PyObject *storages; /* a tuple of lists of one item: of the inputs, then of the outputs */
+  PyObject *numbers;  /* bytes: of each output, whether PyTensor's C code reads a number there */
 };
 
 static int run_thunk(Thunk *self) {
@@ -233,9 +234,12 @@ static int run_thunk(Thunk *self) {
   const int failed = arrays.run(values, (PyArrayObject **)values + n);
   free(values);
   if (failed) return -1;
+  const char *is_number = PyBytes_AS_STRING(self->numbers);
   for (int64_t k = 0; k < m; k++) {
-    PyList_SetItem(cells[n + k], 0, (PyObject *)arrays.outputs[k]);
+    PyObject *result = (PyObject *)arrays.outputs[k];
     arrays.outputs[k] = NULL;
+    if (is_number[k] && !(result = PyArray_Return((PyArrayObject *)result))) return -1;
+    PyList_SetItem(cells[n + k], 0, result);
   }
   return 0;
 }
@@ -259,12 +263,13 @@ static void destroy(PyObject *capsule) {
   Thunk *self = (Thunk *)PyCapsule_GetContext(capsule);
   Py_DECREF(self->error);
   Py_DECREF(self->storages);
+  Py_DECREF(self->numbers);
   free(self);
 }
 
 /* Returns a capsule as PyTensor's virtual machine expects it: a function, and what it is given. */
 extern "C" PyObject *scanlib_thunk(const scanlib_program *program, PyObject *error,
-                                   PyObject *storages) {
+                                   PyObject *storages, PyObject *numbers) {
   Thunk *self = (Thunk *)malloc(sizeof *self);
   if (!self) return PyErr_NoMemory();
   PyObject *capsule = PyCapsule_New((void *)&execute, NULL, &destroy);
@@ -274,9 +279,11 @@ extern "C" PyObject *scanlib_thunk(const scanlib_program *program, PyObject *err
   }
   Py_INCREF(error);
   Py_INCREF(storages);
+  Py_INCREF(numbers);
   self->error = error;
   self->program = program;
   self->storages = storages;
+  self->numbers = numbers;
   return capsule;
 }
 

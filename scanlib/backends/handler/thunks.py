@@ -16,6 +16,7 @@ import llvmlite.binding as llvm
 import numpy as np
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
+from pytensor.scalar.basic import ScalarType
 
 from scanlib._compat.numba import NRT_FUNCTIONS
 from scanlib.backends.handler.functions import function_address
@@ -77,24 +78,16 @@ def _load(compiler: str) -> Any:
     llvm.add_symbol(COMPILED, ctypes.cast(found[COMPILED], ctypes.c_void_p).value)
     found.scanlib_function.argtypes = (ctypes.c_void_p,)
     found.scanlib_function.restype = ctypes.py_object
-    found.scanlib_thunk.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
+    found.scanlib_thunk.argtypes = (ctypes.c_void_p, *[ctypes.py_object] * 3)
     found.scanlib_thunk.restype = ctypes.py_object
     found.scanlib_run_thunk.argtypes = (ctypes.py_object,)
     return found
 
 
 class Thunk:
-    """Runs one node of a function on the values in its storage.
-
-    Parameters
-    ----------
-    key : str
-        The program's.
-    inputs, outputs : sequence of list
-        Lists of one item, in which values are.
-    computed : sequence of list
-        Lists whose item says whether an output has been computed.
-    """
+    """Runs one node of a function on the values in its storage, lists of one item; in those of
+    `computed` the item says whether an output has been computed. The outputs `numbers` are
+    numbers, not arrays: what C code reads as a ``PyArrayScalar``."""
 
     lazy = False
 
@@ -104,11 +97,13 @@ class Thunk:
         inputs: Sequence[list[Any]],
         outputs: Sequence[list[Any]],
         computed: Sequence[list[bool]],
+        numbers: Collection[int] = (),
     ) -> None:
         self.inputs, self.outputs, self.computed = list(inputs), list(outputs), computed
         self.error: list[Any] = [None, None, None]
         cells = (*self.inputs, *self.outputs)
-        self.cthunk = library().scanlib_thunk(address(key), self.error, cells)
+        are_numbers = bytes(k in numbers for k in range(len(self.outputs)))
+        self.cthunk = library().scanlib_thunk(address(key), self.error, cells, are_numbers)
 
     def __call__(self) -> None:
         library().scanlib_run_thunk(self.cthunk)
@@ -131,7 +126,8 @@ def make_thunk(
         if out in no_recycling:
             storage_map[out][0] = None
     inputs, outputs = ([storage_map[v] for v in some] for some in (node.inputs, node.outputs))
-    return Thunk(registered(program), inputs, outputs, computed)
+    numbers = [k for k, out in enumerate(node.outputs) if isinstance(out.type, ScalarType)]
+    return Thunk(registered(program), inputs, outputs, computed, numbers)
 
 
 def program_function(program: LoopProgram) -> Callable[..., Any]:
@@ -150,13 +146,7 @@ def runner(program: LoopProgram) -> Callable[..., Sequence[np.ndarray]]:
 
 @register_c_thunks
 def thunk_maker(node: Apply) -> Callable[..., Thunk]:
-    """Return what makes the thunk of a loop.
-
-    Raises
-    ------
-    NoCCodeError
-        If the loop has no program.
-    """
+    """Return what makes the thunk of a loop; `NoCCodeError` if it has no program."""
     program = program_of_node(node)
     if program is None:
         raise NoCCodeError(f"{node.op} runs through perform")

@@ -15,7 +15,8 @@ from jax import lax
 from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 
-from scanlib.backends.jax.body import array_of, body_function
+from scanlib._compat import thaw_graph
+from scanlib.backends.jax.body import array_of, function_of
 from scanlib.backends.jax.loops import single
 from scanlib.ops.lowered.associative_scan import AssociativeScan
 from scanlib.ops.messages import Messages
@@ -25,7 +26,8 @@ from scanlib.ops.messages import Messages
 def funcify_associative_scan(op: AssociativeScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the JAX function of an associative scan."""
     scan, signature = op.scan, op.scan.signature
-    body = body_function(scan.body)
+    graph = thaw_graph(scan.body)
+    body = function_of(graph.inputs, graph.outputs)
     rows = signature.split_body_inputs(scan.body.inputs).rows
     messages = Messages(signature, scan.labels, scan.name)
 

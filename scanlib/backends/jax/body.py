@@ -11,7 +11,7 @@ from pytensor.compile.aliasing import add_supervisor_to_fgraph
 from pytensor.compile.io import In
 from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
+from pytensor.graph.fg import FunctionGraph
 from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.tensor.shape import Shape_i
 
@@ -27,11 +27,6 @@ def function_of(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Call
     """Return the JAX function of a graph, after PyTensor's JAX rewrites; the graph is copied."""
     with jax.ensure_compile_time_eval():  # its constants are for every program that calls it
         return jax_funcify(_rewritten(FunctionGraph(list(inputs), list(outputs), clone=True)))
-
-
-def body_function(body: FrozenFunctionGraph) -> Callable[..., tuple]:
-    """Return the JAX function of a body, after PyTensor's JAX rewrites."""
-    return jax_funcify(_rewritten(thaw_graph(body)))
 
 
 def prepared_body(op: Scan, node: Apply) -> FunctionGraph:

@@ -44,16 +44,8 @@ class UnknownLengthError(NotImplementedError):
 
 
 class Length:
-    """A number that is known when the loop has run, and between what it lies.
-
-    Parameters
-    ----------
-    value : jax.Array
-    low : int or float
-        The least value, ``-inf`` where nothing is known of it.
-    bound : int
-        The greatest value.
-    """
+    """A number, an array of JAX's, that is known when the loop has run, and the least and the
+    greatest it can be: `low` is ``-inf`` where nothing is known."""
 
     def __init__(self, value: Any, low: float, bound: int) -> None:
         self.value = value
@@ -70,17 +62,8 @@ def number_of(value: Any) -> Any:
 
 
 class Bounded:
-    """The first `length` rows of a buffer.
-
-    Parameters
-    ----------
-    rows : jax.Array
-        Shape (capacity, …).
-    length : jax.Array or int
-        How many of the rows count.
-    origin : str
-        What made it, for messages.
-    """
+    """The first `length` rows of a buffer of shape (capacity, …); `origin` says in messages what
+    made it."""
 
     def __init__(self, rows: Any, length: Any, origin: str) -> None:
         self.rows = rows

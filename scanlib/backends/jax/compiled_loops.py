@@ -22,18 +22,16 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.cuda.linear import LinearLoop
 from scanlib.backends.jax.body import array_of
-from scanlib.backends.jax.bounded import Bounded, rows_of
+from scanlib.backends.jax.bounded import Bounded, rows_of, static_int
 from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
 from scanlib.backends.jax.kernels import (
     call_target,
     in_own_dtypes,
     is_compiled,
     kept_dtype,
-    known_numbers,
     shapes_of_results,
     target_for,
     windows_of,
-    with_known,
     words_of,
 )
 from scanlib.backends.jax.loops import JAXLoop, count_steps, single
@@ -82,11 +80,12 @@ def run_compiled(
     count, first = windows_of(op)
     values, places = windows(inputs, first, count)
     arrays = [array_of(*pair) for pair in zip(values, node.inputs, strict=True)]
-    known = known_numbers(values)
+    numbers = {k: static_int(value) for k, value in enumerate(values)}
+    known = {k: number for k, number in numbers.items() if number is not None}
     has_steps = op.has_n_steps
 
     def portable(*arguments: Any) -> list[Any]:
-        rows = with_known(arguments[: len(arrays)], known)
+        rows = [known.get(k, array) for k, array in enumerate(arguments[: len(arrays)])]
         for k, (start, length) in enumerate(np.asarray(places).tolist(), first):
             rows[k] = rows[k][start : start + length]
         return loop(*rows)

@@ -118,14 +118,8 @@ def sizes_of(
 ) -> Any:
     """Return the sizes of a loop; None if its arguments do not fit: `lax.scan` says what is wrong.
 
-    Parameters
-    ----------
-    arrays : sequence
-        The arguments, without the number of steps.
-    places : ndarray
-        For each sequence, the first row that is read and the number of rows.
-    steps : int, optional
-        The number of steps, where it is an argument.
+    `arrays` are without the number of steps, which is `steps` where it is an argument; `places` has
+    for each sequence the first row that is read and the number of rows.
     """
     if steps is not None and steps < 0:
         return None
@@ -143,16 +137,10 @@ def sizes_of(
 
 
 def call_kernels(kernels: Any, sizes: Any, places: np.ndarray, *arrays: Any) -> list[Any]:
-    """Return the results of a loop, computed by its kernels.
+    """Return the results of a loop of these sizes, computed by its kernels.
 
-    Parameters
-    ----------
-    kernels : KernelLoop or LinearLoop
-    sizes : Geometry or LinearGeometry
-    places : ndarray
-        For each of the first arguments, the first row that is read and the number of rows.
-    *arrays : jax.Array
-        The arguments, without the number of steps, in the dtypes of the loop.
+    `places` has for each of the first arguments the first row that is read and the number of rows.
+    The arrays are without the number of steps, in the dtypes of the loop.
     """
     strides = [contiguous(tuple(x.shape), x.dtype.itemsize) for x in arrays]
     call = kernels.call(sizes, strides, processors())

@@ -21,7 +21,6 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import TensorType
 
 from scanlib.backends.handler.programs import program_of, program_of_node, registered, result_shapes
-from scanlib.backends.jax.bounded import static_int
 from scanlib.backends.jax.handlers import TARGET, program_handler, register_program
 from scanlib.kernels.program import LoopProgram
 from scanlib.ops.execution import LoopOp
@@ -29,7 +28,6 @@ from scanlib.ops.lowered.linear_scan import LinearScan
 
 KINDS = "biufc"  # of dtypes that handlers know
 STEPS_TAKEN = jax.ShapeDtypeStruct((2,), np.int32)  # one number of 64 bits
-
 
 _programs: WeakKeyDictionary[Apply, LoopProgram | None] = WeakKeyDictionary()
 
@@ -111,17 +109,6 @@ def windows_of(op: LoopOp) -> tuple[int, int]:
     return op.signature.n_sequences, int(op.has_n_steps)
 
 
-def known_numbers(values: Sequence[Any]) -> dict[int, int]:
-    """Return the inputs of a loop that are integers which JAX knows, by their numbers."""
-    numbers = {k: static_int(value) for k, value in enumerate(values)}
-    return {k: number for k, number in numbers.items() if number is not None}
-
-
-def with_known(arrays: Sequence[Any], known: dict[int, int]) -> list[Any]:
-    """Return the inputs of a loop with integers in the place of arrays that hold them."""
-    return [known.get(k, array) for k, array in enumerate(arrays)]
-
-
 def shapes_of_results(
     target: str | None,
     node: Apply,
@@ -131,19 +118,8 @@ def shapes_of_results(
 ) -> list[tuple[int, ...]] | None:
     """Return the shapes of a loop's results, None where those of its inputs do not tell them.
 
-    Raises what the loop would raise for these shapes.
-
-    Parameters
-    ----------
-    target : str, optional
-        The key of its program.
-    node : Apply
-    arrays : sequence
-        The inputs of the loop.
-    known : dict
-        Those whose values are known.
-    places : ndarray
-        For each sequence, the first row that is read and the number of rows.
+    Raises what the loop would raise for these shapes. `known` has the inputs whose values are
+    known, and `places` for each sequence the first row that is read and the number of rows.
     """
     if target is None:
         return None
@@ -159,15 +135,8 @@ def call_target(
 ) -> list[Any]:
     """Return the results of a compiled loop, and how many steps it took if it may stop.
 
-    Parameters
-    ----------
-    node : Apply
-    target : str
-        The key of its program.
-    shapes : sequence
-        Those of the results.
-    inputs : sequence
-        With the number of steps as `words_of` it, and behind them which rows are read.
+    The inputs have the number of steps as `words_of` it, and behind them which rows are read;
+    `shapes` are those of the results.
     """
     made = list(map(jax.ShapeDtypeStruct, shapes, [out.type.dtype for out in node.outputs]))
     if node.op.steps_of(node).may_stop:

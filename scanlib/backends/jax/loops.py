@@ -37,7 +37,7 @@ from scanlib.backends.jax.mesh_axes import varying
 from scanlib.ops.errors import StepShapeError
 from scanlib.ops.messages import Messages, loop_title
 from scanlib.ops.scan import Scan
-from scanlib.ops.signature import OuterInputs
+from scanlib.ops.signature import BodyOutputs, OuterInputs
 
 
 def single(results: list[Any]) -> Any:
@@ -75,25 +75,10 @@ def count_steps(n_steps: Any, sequences: Sequence[Any], title: str) -> StepCount
     return StepCount(jnp.minimum(jnp.maximum(number, 0), bound), None, bound)
 
 
-class StepValues(NamedTuple):
-    """What a step gives: new rows of the states, next carries, rows of the outputs, stop."""
-
-    states: tuple[Any, ...]
-    carries: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    stop: Any
-
-
 class JAXLoop:
-    """Runs one `Scan` on JAX values.
+    """Runs one `Scan` on JAX values; `node` has the loop's inputs.
 
-    Parameters
-    ----------
-    op : Scan
-    node : Apply
-        Whose inputs are those of the loop.
-    precision : str, optional
-        That of products in a step, `jax.default_matmul_precision`; the user's without it.
+    Products in a step have a `precision` (`jax.default_matmul_precision`), the user's without it.
     """
 
     def __init__(self, op: Scan, node: Apply, precision: str | None = None) -> None:
@@ -149,10 +134,7 @@ class JAXLoop:
                     outer.initials, self.inner.taps, self.signature.depths, strict=True
                 )
             ],
-            carries=[
-                array_of(value, variable)
-                for value, variable in zip(outer.carries, self.inner.carries, strict=True)
-            ],
+            carries=list(map(array_of, outer.carries, self.inner.carries)),
         )
 
     def check(self, outer: OuterInputs, steps: StepCount) -> None:
@@ -168,7 +150,7 @@ class JAXLoop:
 
     def step(
         self, rows: list[Any], windows: Any, carries: Any, non_sequences: list[Any]
-    ) -> StepValues:
+    ) -> BodyOutputs:
         """Return what one step computes, in the dtypes of the body."""
         taps = [
             window[-offset - 1]
@@ -179,18 +161,18 @@ class JAXLoop:
         with jax.default_matmul_precision(wanted) if wanted else nullcontext():
             values = self.function(*rows, *taps, *carries, *non_sequences)
         found = self.signature.split_body_outputs(values)
-        states = tuple(
+        states = [
             array_of(value, taps[0])
             for value, taps in zip(found.states, self.inner.taps, strict=True)
-        )
+        ]
         for i, (value, window) in enumerate(zip(states, windows, strict=True)):
             for axis, (size, wanted) in enumerate(zip(value.shape, window[0].shape, strict=True)):
                 if size != wanted:
                     raise StepShapeError(self.messages.state_shape(i, axis), 0, wanted, size)
-        return StepValues(
+        return BodyOutputs(
             states,
-            tuple(map(array_of, found.carries, self.inner.carries)),
-            tuple(map(array_of, found.outputs, self.result.outputs)),
+            list(map(array_of, found.carries, self.inner.carries)),
+            list(map(array_of, found.outputs, self.result.outputs)),
             None if found.stop is None else jnp.asarray(found.stop).reshape(()) != 0,
         )
 
@@ -201,7 +183,7 @@ class JAXLoop:
         pairs = zip(values.states, self.signature.untraced, strict=True)
         kept = [value for value, untraced in pairs if not untraced]
         moved = [[v, *w[:-1]] for v, w in zip(values.states, windows, strict=True)]
-        return (moved, list(values.carries)), [*kept, *values.outputs], values.stop
+        return (moved, values.carries), [*kept, *values.outputs], values.stop
 
     # All steps
 

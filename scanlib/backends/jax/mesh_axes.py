@@ -49,12 +49,7 @@ def varying(values: Any, like: Any) -> Any:
 def check_whole(title: str, sequences: Iterable[tuple[Variable, Any]]) -> None:
     """Raise where a device would run a loop from its start on a part of the time.
 
-    Parameters
-    ----------
-    title : str
-        What messages call the loop.
-    sequences : iterable of tuple
-        What it reads row by row, and the values here.
+    `sequences` are what it reads row by row, each with its value here.
     """
     axes = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
     if not axes:

@@ -12,7 +12,7 @@ The rule is written in the notation of Shardy, XLA's partitioner: https://openxl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -24,15 +24,12 @@ import numpy as np
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import clone_replace
-from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.math import Dot
-from pytensor.tensor.type import TensorType
 
 from scanlib._compat import freeze_graph, thaw_graph
 from scanlib.ops.execution import LoopOp
+from scanlib.ops.kept_axes import AxisClasses, axes_kept
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 
@@ -45,17 +42,8 @@ _parts: WeakKeyDictionary[Apply, Any] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Sum:
-    """A result that is a sum over channels.
-
-    Attributes
-    ----------
-    output : int
-        Which result it is.
-    factors : tuple of str
-        The axes that are summed over.
-    start : int or None
-        The input that it starts from.
-    """
+    """Result number `output` is a sum over the channels' axes `factors`; `start` is the number of
+    the input that it starts from, if there is one."""
 
     output: int
     factors: tuple[str, ...]
@@ -64,15 +52,8 @@ class Sum:
 
 @dataclass(frozen=True)
 class Factors:
-    """Along which axes a call may be cut.
-
-    Attributes
-    ----------
-    inputs, outputs : tuple of Axes
-        For every axis of every array its factor; None where it must be whole.
-    sums : tuple of Sum
-        The outputs that are sums over channels.
-    """
+    """Along which axes a call may be cut: for every axis of every array its factor, None where it
+    must be whole; and the outputs that are sums over channels."""
 
     inputs: tuple[Axes, ...]
     outputs: tuple[Axes, ...]
@@ -112,14 +93,10 @@ class Factors:
     def places(
         self, shapes: Sequence[Sequence[int]], specs: Sequence[Any], sizes: dict[str, int]
     ) -> dict[str, tuple[str, ...]]:
-        """Return along which axes of the mesh each factor is cut.
+        """Return along which axes of the mesh, whose numbers of devices are `sizes`, each factor is
+        cut.
 
-        Parameters
-        ----------
-        shapes, specs : sequence
-            The shape of each array, inputs first, and how it is cut so far.
-        sizes : dict
-            The number of devices along each axis of the mesh.
+        `shapes` and `specs` are those of all arrays, inputs first: how each is cut so far.
         """
         found: dict[str, tuple[str, ...]] = {}
         taken: set[str] = set()
@@ -162,16 +139,11 @@ class Factors:
 
 
 def partitioned(call: Function, factors: Factors | None) -> Function:
-    """Return a call that says along which axes it may be cut.
+    """Return a call, from arrays to a list of arrays, that says along which axes it may be cut.
 
-    Parameters
-    ----------
-    call : callable
-        From arrays to a list of arrays. It is traced for the whole arrays, and for parts.
-    factors : Factors, optional
-        None for a call that must have everything whole.
+    It is traced for the whole arrays, and for parts. Without factors it must have everything whole.
     """
-    if factors is None or not _some(factors):
+    if factors is None or not any(map(any, factors.inputs)):
         return call
     known = factors
 
@@ -195,10 +167,6 @@ def partitioned(call: Function, factors: Factors | None) -> Function:
     cut.def_partition(partition, sharding_rule=lambda *types: known.rule())
 
     return lambda *inputs: list(cut(*inputs))
-
-
-def _some(factors: Factors) -> bool:
-    return any(name is not None for axes in factors.inputs for name in axes)
 
 
 def explicitly(function: Function, factors: Factors | None, inputs: Sequence[Any]) -> Function:
@@ -284,46 +252,27 @@ def loop_factors(op: LoopOp, extra: int) -> Factors | None:
 def _step_factors(op: Scan, extra: int) -> Factors:
     """Return along which axes any loop may be cut: those that no step mixes with themselves.
 
-    Axes are put into classes, of those that have to be cut alike: by elementwise operations, and
-    by a state's being the next one. What an operation does with an axis that is not known here
-    makes its class whole.
+    Axes that run alike have to be cut alike: by operations, and by a state's being the next one.
     """
     signature = op.signature
     inner = signature.split_body_inputs(op.body.inputs)
     result = signature.split_body_outputs(op.body.outputs)
-    parents: dict[Any, Any] = {}
-
-    def find(axis: Any) -> Any:
-        while axis in parents:
-            axis = parents[axis]
-        return axis
-
-    def join(a: Variable, i: int | None, b: Variable, j: int) -> None:
-        """Cut two axes alike; whole if `i` is None."""
-        one, other = find("whole" if i is None else (a, i)), find((b, j))
-        if one != other:
-            one, other = (one, other) if one == "whole" else (other, one)
-            parents[other] = one
-
-    def cut_alike(a: Variable, b: Variable) -> None:
-        for axis in range(a.type.ndim):
-            join(a, axis, b, axis)
-
+    classes = AxisClasses()
     for node in op.body.toposort():
-        for a, i, b, j in axes_kept(node):
-            join(a, i, b, j)
+        classes.join(axes_kept(node))
     for taps, value in zip(inner.taps, result.states, strict=True):
         for tap in taps:
-            cut_alike(tap, value)
+            classes.join_all(tap, value)
     for old, new in zip(inner.carries, result.carries, strict=True):
-        cut_alike(old, new)
+        classes.join_all(old, new)
+    classes.keep_apart([*op.body.inputs, *op.body.outputs])
     names: dict[Any, str] = {}
 
     def axes(variable: Variable) -> Axes:
-        roots = [find((variable, axis)) for axis in range(getattr(variable.type, "ndim", 0))]
+        roots = [classes.of(variable, k) for k in range(getattr(variable.type, "ndim", 0))]
         ones = getattr(variable.type, "broadcastable", ())
         return tuple(
-            None if root == "whole" or one else names.setdefault(root, f"c{len(names)}")
+            None if root is None or one else names.setdefault(root, f"c{len(names)}")
             for root, one in zip(roots, ones, strict=True)
         )
 
@@ -337,46 +286,6 @@ def _step_factors(op: Scan, extra: int) -> Factors:
     return Factors((*inputs, *[(None,)] * extra), tuple(outputs), ())
 
 
-def axes_kept(node: Apply) -> Iterator[tuple[Variable, int | None, Variable, int]]:
-    """Yield which axes of an operation's arrays are worked on side by side, and None for those
-    that are not."""
-    arrays = [v for v in node.inputs if isinstance(v.type, TensorType)]
-    op, out = node.op, node.outputs[0]
-    kept: list[tuple[Variable, int, int]] = []  # axis of an input, and of the result
-    if isinstance(op, Elemwise):
-        for variable in node.inputs:
-            ones = enumerate(variable.type.broadcastable)
-            kept += [(variable, axis, axis) for axis, one in ones if not one]
-    elif isinstance(op, DimShuffle):
-        kept = [(arrays[0], i, k) for k, i in enumerate(op.new_order) if i != "x"]
-    elif isinstance(op, CAReduce):
-        summed = range(arrays[0].type.ndim) if op.axis is None else op.axis
-        left = [axis for axis in range(arrays[0].type.ndim) if axis not in summed]
-        kept = [(arrays[0], axis, k) for k, axis in enumerate(left)]
-    elif isinstance(op, Dot):
-        pairs = zip(arrays, (0, 1), (0, out.type.ndim - 1), strict=True)
-        kept = [(v, i, k) for v, i, k in pairs if v.type.ndim == 2]
-    elif isinstance(op, Blockwise):
-        if isinstance(op.core_op, Dot):
-            kept = [(v, out.type.ndim - 2 + i, out.type.ndim - 2 + i) for i, v in enumerate(arrays)]
-        for variable in node.inputs:
-            ones = enumerate(variable.type.broadcastable[: op.batch_ndim(node)])
-            kept += [(variable, axis, axis) for axis, one in ones if not one]
-    for result in node.outputs:
-        for variable, i, k in kept:
-            yield variable, i, result, k
-    known = {(v, i) for v, i, _ in kept if not isinstance(v, Constant)}
-    for variable in arrays:
-        ones = variable.type.broadcastable
-        whole = (a for a in range(variable.type.ndim) if (variable, a) not in known and not ones[a])
-        yield from ((variable, None, variable, axis) for axis in whole)
-    given = {k for _, _, k in kept}
-    for result in node.outputs:
-        whole = (a for a in range(getattr(result.type, "ndim", 0)) if a not in given)
-        if not isinstance(op, DimShuffle | Elemwise):
-            yield from ((out, None, result, axis) for axis in whole)
-
-
 def _channel_factors(op: ElemwiseScan, extra: int) -> Factors:
     """Return along which axes an elementwise loop may be cut: its channels'."""
     layout, signature = op.layout, op.signature
@@ -387,23 +296,20 @@ def _channel_factors(op: ElemwiseScan, extra: int) -> Factors:
     def summed(axes: Sequence[int]) -> tuple[str, ...]:
         return tuple(f"c{axis}" for axis in axes)
 
-    def rows(parts: Sequence[Any]) -> Iterator[Axes]:
-        return ((None, *names(axes)) for axes in parts)
+    def rows(parts: Sequence[Any]) -> list[Axes]:
+        return [(None, *names(axes)) for axes in parts]
 
-    steps = [(None,)] * signature.has_n_steps
-    carries, others = map(names, layout.carries), map(names, layout.non_sequences)
-    inputs = [*steps, *rows(layout.sequences), *rows(layout.states), *carries, *others]
-    carried = list(map(names, layout.carries))
-    outputs = [*rows(layout.states), *carried, *rows(layout.outputs)]
-    first = signature.has_n_steps + signature.n_sequences + signature.n_states
-    carried_first = signature.n_states
+    carries, states = list(map(names, layout.carries)), rows(layout.states)
+    varying = [*[(None,)] * signature.has_n_steps, *rows(layout.sequences), *states]
+    inputs = [*varying, *carries, *map(names, layout.non_sequences)]
+    outputs = [*states, *carries, *rows(layout.outputs)]
     sums = [
-        Sum(carried_first + k, summed(axes), first + k)
+        Sum(len(states) + k, summed(axes), len(varying) + k)
         for k, axes in enumerate(layout.carry_reductions)
         if layout.sums[k] and axes
     ]
     sums += [
-        Sum(carried_first + signature.n_carries + k, summed(axes), None)
+        Sum(len(states) + len(carries) + k, summed(axes), None)
         for k, axes in enumerate(layout.output_reductions)
         if axes
     ]

@@ -38,17 +38,10 @@ def on_platforms(
 ) -> Function:
     """Return a function that is one of these, by the device that it runs on.
 
-    On other devices, and where there is no special function, it is `portable`. Derivatives that
-    JAX takes by itself, with `jax.grad` around the function that PyTensor compiled, are those of
-    `portable`. Results are trees of arrays.
-
-    Parameters
-    ----------
-    portable, on_cpu, on_cuda : callable
-    results : callable, optional
-        Returns anything in the structure, shapes and dtypes of the results.
-    factors : Factors, optional
-        Along which axes the special functions may be cut over devices.
+    On other devices, and where there is no special function, it is `portable`. Derivatives that JAX
+    takes by itself, with `jax.grad` around the function that PyTensor compiled, are those of
+    `portable`. Results are trees of arrays; `results` returns anything in their structure, shapes
+    and dtypes. The special functions may be cut over devices along the axes of `factors`.
     """
     structure: Any = None
 

@@ -97,15 +97,9 @@ def _mark(fgraph: FunctionGraph, number: Variable, readers: Sequence[tuple[Apply
 
 
 def needs_value(fgraph: FunctionGraph, variable: Variable, otherwise: bool = False) -> bool:
-    """Whether JAX must know the value of an integer when it compiles a graph.
+    """Whether JAX must know the value of an integer input when it compiles a graph.
 
-    Parameters
-    ----------
-    fgraph : FunctionGraph
-    variable : Variable
-        One of its inputs, a scalar.
-    otherwise : bool, optional
-        The answer where an Op reads it of which nothing is known here.
+    The answer is `otherwise` where an Op reads it of which nothing is known here.
     """
     pending, visited = [variable], set()
     while pending:

@@ -18,7 +18,7 @@ from scanlib.backends.jax.bounded import (
 )
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
-from scanlib.ops.row_ops.checked_rows import CheckedPlaces, CheckedRows, CheckedValue
+from scanlib.ops.row_ops.checked_rows import CheckedRows, CheckedValue
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
 from scanlib.ops.row_ops.step_products import StepProducts
@@ -88,16 +88,6 @@ def funcify_split_rows(op: SplitRows, node: Apply, **kwargs: Any) -> Callable[..
 def funcify_merge_rows(op: MergeRows, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return segments of rows, one above the other."""
     return lambda value: jnp.reshape(value, (value.shape[0] * value.shape[1], *value.shape[2:]))
-
-
-@jax_funcify.register(CheckedPlaces)
-def funcify_checked_places(op: CheckedPlaces, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return a function that checks nothing: compiled code raises no errors."""
-
-    def checked_places(places: Any, *conditions: Any) -> Any:
-        return places
-
-    return checked_places
 
 
 @jax_funcify.register(CheckedValue)

@@ -45,8 +45,8 @@ from scanlib.backends.jax.bounded import (
     rows_of,
     static_int,
 )
-from scanlib.backends.jax.partitioned import axes_kept
 from scanlib.backends.jax.prepare import FIRST_SIZE
+from scanlib.ops.kept_axes import axes_kept
 
 Plain = Callable[..., Any]
 Inputs = tuple[Any, ...]

@@ -108,18 +108,11 @@ def title(node: Apply) -> str:
 def run_loop(
     node: Apply, inputs: Sequence[Any], cut: Cut, in_turn: bool, report: list[Spread]
 ) -> list[Any]:
-    """Return the results of a loop whose sequences are cut along time.
+    """Return the results of a loop whose sequences are cut along time; inputs are arrays, or
+    `Timed`.
 
-    Parameters
-    ----------
-    node : Apply
-    inputs : sequence
-        Arrays, or `Timed` ones.
-    cut : Cut
-    in_turn : bool
-        Whether devices may wait for one another where steps do not compose.
-    report : list
-        To which is added how the loop is spread.
+    `in_turn` is whether devices may wait for one another where steps do not compose. How the loop
+    is spread is added to the report.
     """
     scan = node.op.scan
     if scan.signature.has_stop:

@@ -29,7 +29,6 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 from scanlib._compat import join_of, split_of
 from scanlib.backends.jax.bounded import static_int
 from scanlib.backends.jax.graph_functions import funcify_node
-from scanlib.backends.jax.partitioned import axes_kept
 from scanlib.backends.jax.time_pieces import (
     Cut,
     Timed,
@@ -40,6 +39,7 @@ from scanlib.backends.jax.time_pieces import (
     sum_rows,
     written,
 )
+from scanlib.ops.kept_axes import axes_kept
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.step_products import StepProducts
 

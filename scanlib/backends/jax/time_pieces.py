@@ -35,17 +35,8 @@ class TimeShardingError(ValueError):
 
 @dataclass(frozen=True)
 class Cut:
-    """Over which devices time is cut.
-
-    Attributes
-    ----------
-    mesh : AbstractMesh
-        Whose axes are `AxisType.Auto`.
-    axis : str
-        The one that carries time.
-    tile : int or None
-        The rows of a piece; None for one piece on each device.
-    """
+    """Over which devices time is cut: the `axis` of a mesh whose axes are `AxisType.Auto`. A piece
+    has `tile` rows; None for one piece on each device."""
 
     mesh: Any
     axis: str
@@ -187,14 +178,8 @@ def cumulated(cut: Cut, value: Any, total: Callable[..., Any], join: Any, neutra
 class Timed:
     """An array of which an axis is the time that is cut.
 
-    Attributes
-    ----------
-    rows : array
-    axis : int
-    initial : array or None
-        Of the history of a state, the rows before the others, or behind them if `reverse`. Slices
-        of histories then move no more rows than they are apart.
-    reverse : bool
+    Of the history of a state, `initial` are the rows before the others, or behind them if
+    `reverse`. Slices of histories then move no more rows than they are apart.
     """
 
     rows: Any

@@ -19,16 +19,8 @@ from scanlib.kept_files import read_sealed, write_sealed
 
 
 class SealedFiles:
-    """The files of one function, in place of numba's `IndexDataCacheFile`.
-
-    Parameters
-    ----------
-    folder : Path
-    name : str
-        Of the function, with what tells it from others of that name.
-    stamp : object
-        Of its source.
-    """
+    """The files of one function, in place of numba's `IndexDataCacheFile`; the name has what tells
+    it from others of that name, and the stamp is that of its source."""
 
     def __init__(self, folder: Path, name: str, stamp: Any) -> None:
         self.folder = folder

@@ -108,19 +108,8 @@ for moves_rows in (
 
 
 class OrSteps:
-    """Runs a loop as a compiler does, and step by step, from then on, where that cannot be.
-
-    Parameters
-    ----------
-    compiler : callable
-    op : LoopOp
-    node : Apply
-
-    Attributes
-    ----------
-    run : callable
-        What runs it now.
-    """
+    """Runs a loop as a compiler does, and step by step, from then on, where that cannot be; `run`
+    is what runs it now."""
 
     def __init__(self, compiler: Compiler, op: LoopOp, node: Apply) -> None:
         self.op = op
@@ -149,10 +138,7 @@ def runner_of(op: LoopOp, node: Apply) -> Runner:
 def kernels_or_numba(op: LoopOp, node: Apply) -> Runner:
     """Return what runs a loop: its kernels, else steps, or what numba compiles where that pays.
 
-    Raises
-    ------
-    NotCompilableError
-        If numba cannot compile what would pay.
+    `NotCompilableError` if numba cannot compile what would pay.
     """
     program = program_or_none(op, node)
     if program is not None:
@@ -164,13 +150,8 @@ def kernels_or_numba(op: LoopOp, node: Apply) -> Runner:
 
 
 def compiled_loop(op: LoopOp, node: Apply) -> Runner:
-    """Return what runs a loop compiled.
-
-    Raises
-    ------
-    NotCompilableError
-        If numba cannot compile what has no kernels.
-    """
+    """Return what runs a loop compiled; `NotCompilableError` if numba cannot compile what has no
+    kernels."""
     program = program_or_none(op, node)
     return _plain_loop(op, node) if program is None else runner(program)
 

@@ -94,13 +94,8 @@ class LoopWriter:
     """Writes the function of one loop.
 
     In its text ``x`` are the inputs of the loop, ``h`` histories, ``c`` carries, ``z`` stacked
-    outputs, ``y`` rows that a step reads, and ``v`` what it computes.
-
-    Parameters
-    ----------
-    op : Scan
-    copies_carries : bool
-        Whether the loop copies carries: those that it owns at first, others at last.
+    outputs, ``y`` rows that a step reads, and ``v`` what it computes. The loop may copy carries:
+    those that it owns at first, others at last.
     """
 
     def __init__(self, op: Scan, copies_carries: bool = False) -> None:

@@ -66,20 +66,9 @@ class GraphWriter:
     """Writes the function of a graph.
 
     In its text ``x`` are inputs, ``v`` what lines compute, and ``k`` constants and functions.
-
-    Parameters
-    ----------
-    fgraph : FunctionGraph
-    node_function : callable
-        Returns the function of a node that has no kernel, from values to a value, or to several.
-    as_constant : callable
-        Returns the value of a constant.
-
-    Attributes
-    ----------
-    lines : list of Line
-    seconds : list of float
-        How long each line took in all calls, where that is wanted.
+    `node_function` returns the function of a node that has no kernel, from values to a value, or to
+    several, and `as_constant` the value of a constant. `seconds` says how long each line took in
+    all calls, where that is wanted.
     """
 
     def __init__(
@@ -105,23 +94,11 @@ class GraphWriter:
         fail: Callable[[Apply], None],
         timed: bool = False,
     ) -> tuple[Callable[..., list[Any]], Any]:
-        """Return the function of values, and one of values in lists of one item.
+        """Return the function from values to a list of results, and the one that computes the
+        values of `outputs` from those of `inputs`, lists of one item, and returns a list of them.
 
-        Parameters
-        ----------
-        inputs, outputs : sequence of list
-            Lists of one item.
-        fail : callable
-            Called with the node that raised an error, while that is handled.
-        timed : bool, optional
-            Whether to note how long lines take.
-
-        Returns
-        -------
-        values : callable
-            Returns the list of results for given values.
-        stored : callable
-            Computes the values of `outputs` from those of `inputs`, and returns a list of them.
+        `fail` is called with the node that raised an error, while that is handled. `timed` is
+        whether to note how long lines take.
         """
         scope = {**self.scope, "fail": fail, "nodes": [line.node for line in self.lines]}
         for letter, cells in (("i", inputs), ("o", outputs)):

@@ -26,17 +26,9 @@ OUTER = {(0, 1, "x"): "after", (0, "x", 1): "before"}
 
 
 class Products(NamedTuple):
-    """The products of a recurrence.
-
-    Attributes
-    ----------
-    product : Apply
-        The node that multiplies.
-    other : Variable
-        Where the other rows are; it has to be computed before the recurrence.
-    outer : {"after", "before"}
-        The place of the states, see `scanlib.schedules.linear_steps.linear_program`.
-    """
+    """The products of a recurrence: the node that multiplies, where the other rows are, which have
+    to be computed before the recurrence, and the place of the states (``"after"`` or ``"before"``),
+    see `scanlib.schedules.linear_steps.linear_program`."""
 
     product: Apply
     other: Variable

@@ -28,13 +28,7 @@ from scanlib.ops.python_loop import PythonLoop
 
 
 class StepWriter(GraphWriter):
-    """Writes the function of a step.
-
-    Attributes
-    ----------
-    without_kernels : list of Apply
-        The nodes that Python computes.
-    """
+    """Writes the function of a step; Python computes the nodes `without_kernels`."""
 
     def __init__(self, fgraph: FunctionGraph) -> None:
         self.without_kernels: list[Apply] = []

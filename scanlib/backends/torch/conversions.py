@@ -68,12 +68,7 @@ Rule = Callable[..., Function]
 def in_dtypes(function: Function, node: Apply, first: int = 0) -> Function:
     """Return a function that computes in NumPy's dtype and returns the dtypes of the node.
 
-    Inputs from the `first` one on are converted.
-
-    Raises
-    ------
-    NotImplementedError
-        If torch has no such dtype.
+    Inputs from the `first` one on are converted. `NotImplementedError` if torch has no such dtype.
     """
     dtypes = [variable.type.dtype for variable in (*node.inputs[first:], *node.outputs)]
     common = torch_dtype(str(np.result_type(*dtypes)))

@@ -52,12 +52,7 @@ DEVICE = Device()
 
 
 class CudaRunner:
-    """Runs an Op by its kernels.
-
-    Parameters
-    ----------
-    op : LoopOp
-    """
+    """Runs an Op by its kernels."""
 
     def __init__(self, op: LoopOp) -> None:
         self.op = op

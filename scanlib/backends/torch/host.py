@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Constant
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify, pytorch_typify
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.type import RandomType
-from pytensor.tensor.type import DenseTensorType
 
 from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.thunks import runner
@@ -32,7 +31,7 @@ from scanlib.backends.torch.operator import (
     device_of,
     torch_dtype,
 )
-from scanlib.ops.graph import is_numeric
+from scanlib.ops.graph import is_dense, is_numeric
 
 Perform = Callable[[Apply, Sequence[Any], list[list[Any]]], None]
 
@@ -148,13 +147,11 @@ def operator_of(
 def on_host(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function that runs a node as PyTensor's other linkers do.
 
-    Raises
-    ------
-    NotImplementedError
-        If it has inputs or results that have no counterpart beside tensors, sparse matrices say.
+    `NotImplementedError` if it has inputs or results that have no counterpart beside tensors,
+    sparse matrices say.
     """
     variables = [*node.inputs, *node.outputs]
-    if all(map(_is_array, variables)) and node.inputs:
+    if all(map(is_dense, variables)) and node.inputs:
         elementwise = isinstance(op, Elemwise)
         run = compiled(op, node) if elementwise else performed(node, op.perform)
         dtypes = [torch_dtype(out.type.dtype) for out in node.outputs]
@@ -167,20 +164,12 @@ def on_host(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
         content = "\n".join(["PyTensor", repr(op), *map(str, types)])
         shapes = _broadcast(node) if elementwise else None
         return operator_of(node, content, (op, types), anywhere, shapes)
-    if not all(_is_array(v) or _is_beside(v) for v in variables):
-        return refuse(op, node=node, **kwargs)
+    for variable in variables:
+        is_generator = isinstance(variable.type, RandomType)
+        # Constants are handed on by torch: an axis, a slice.
+        if not (is_dense(variable) or is_generator or isinstance(variable, Constant)):
+            return refuse(op, node=node, **kwargs)
     return beside_tensors(node, op.perform)
-
-
-def _is_array(variable: Variable) -> bool:
-    return is_numeric(variable) and (
-        isinstance(variable.type, DenseTensorType) or not hasattr(variable.type, "format")
-    )
-
-
-def _is_beside(variable: Variable) -> bool:
-    """Whether a variable is a generator, or a constant that torch hands on: an axis, a slice."""
-    return isinstance(variable.type, RandomType) or isinstance(variable, Constant)
 
 
 def _broadcast(node: Apply) -> Shapes:

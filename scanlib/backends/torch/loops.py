@@ -42,35 +42,29 @@ def on_any_device(op: Any, node: Apply, portable: Run) -> Run:
 def _content(op: Any, node: Apply) -> str:
     """Say all about what an Op computes."""
     body = getattr(op, "body", None)
-    inside = debugprint(list(body.outputs), file="str", print_type=True) if body is not None else ""
-    constants = "" if body is None else _constants(body)
+    inside, constants = "", list[Any]()
+    if body is not None:
+        inside = debugprint(list(body.outputs), file="str", print_type=True)
+        read = [inp for node in body.toposort() for inp in node.inputs if hasattr(inp, "data")]
+        constants = [getattr(c.data, "tobytes", lambda c=c: c.data)() for c in read]
     types = [str(variable.type) for variable in [*node.inputs, *node.outputs]]
     properties = [getattr(op, name) for name in op.__props__ if name not in ("body", "scan")]
     return "\n".join(
-        [type(op).__name__, repr(properties), repr(op.signature), inside, constants, *types,
+        [type(op).__name__, repr(properties), repr(op.signature), inside, repr(constants), *types,
          config.scanlib__perform, str(config.scanlib__cuda)]
     )  # fmt: skip
 
 
-def _constants(body: Any) -> str:
-    constants = [inp for node in body.toposort() for inp in node.inputs if hasattr(inp, "data")]
-    return " ".join(repr(getattr(c.data, "tobytes", lambda c=c: c.data)()) for c in constants)
-
-
-def _funcify(op: Any, node: Apply, portable: Run) -> Callable[..., Any]:
+@pytorch_funcify.register(LoopOp)
+def funcify_loop(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the function of a loop's inputs, tensors, to its results."""
+    loop = op.python_loop(TorchLoop)
     variables = [*node.inputs, *node.outputs]
     if not all(map(is_numeric, variables)):  # generators of random numbers, on the CPU only
         return host.beside_tensors(node, op.perform)
     flags = config.scanlib__perform, config.scanlib__cuda
     numbers = [constant_integer(variable) for variable in node.inputs]
     types = [variable.type for variable in variables]
-    run = on_any_device(op, node, portable)
+    run = on_any_device(op, node, lambda inputs: list(loop(*inputs)))
     identity = op, types, numbers, flags
     return host.operator_of(node, _content(op, node), identity, run, shapes_of_loop(op, node))
-
-
-@pytorch_funcify.register(LoopOp)
-def funcify_loop(op: LoopOp, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the function of a loop's inputs, tensors, to its results."""
-    loop = op.python_loop(TorchLoop)
-    return _funcify(op, node, lambda inputs: list(loop(*inputs)))

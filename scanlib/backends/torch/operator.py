@@ -27,13 +27,7 @@ Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
-    """Return torch's name of a dtype.
-
-    Raises
-    ------
-    NotImplementedError
-        If torch has no such dtype.
-    """
+    """Return torch's dtype of a name; `NotImplementedError` if it has none."""
     found = getattr(torch, dtype, None)
     if not isinstance(found, torch.dtype):
         raise NotImplementedError(f"PyTorch has no tensors of dtype {dtype}")
@@ -42,23 +36,12 @@ def torch_dtype(dtype: str) -> torch.dtype:
 
 @dataclass
 class Entry:
-    """One Op in the table.
+    """One Op in the table, by the name that the operator is given.
 
-    Attributes
-    ----------
-    name : str
-        What the operator is given.
-    run : callable
-        From tensors to new tensors, none of which shares memory with an input.
-    shapes : callable or None
-        From the input tensors, which may have no values, to the shapes of the results. None where
-        shapes depend on values; then `torch.compile` must not see the operator.
-    dtypes : list of torch.dtype
-        Of the results.
-    given : list of torch.dtype
-        Of the inputs.
-    identity : object
-        Equal for those that compute the same.
+    `run` goes from tensors to new tensors, none of which shares memory with an input; `shapes` from
+    the inputs, which may have no values, to the shapes of the results. It is None where shapes
+    depend on values; then `torch.compile` must not see the operator. `given` are the dtypes of the
+    inputs, `dtypes` those of the results. Entries that compute the same have equal identities.
     """
 
     name: str
@@ -73,16 +56,11 @@ _table: WeakValueDictionary[str, Entry] = WeakValueDictionary()
 
 
 def add_entry(content: str, identity: object, **parts: Any) -> Entry:
-    """Put an Op into the table, for as long as the entry lives.
+    """Put an Op into the table, for as long as the entry lives; `parts` are the rest of the
+    `Entry`.
 
-    Parameters
-    ----------
-    content : str
-        Says what is computed, in the same words in every process. Where two Ops are said in the
-        same words, the later one has another name.
-    identity : object
-    **parts
-        All that an `Entry` holds beside it and its name.
+    `content` says what is computed, in the same words in every process. Where two Ops are said in
+    the same words, the later one has another name.
     """
     name = _digest(content)
     while (found := _table.get(name)) is not None and found.identity != identity:

@@ -90,12 +90,8 @@ _SIZES: dict[type, Callable[..., Any]] = {
 def size_of(size: Variable, arrays: list[Variable], grows: bool = False) -> SizeOf:
     """Return the function of the shapes of arrays that a size is, or a tuple of several sizes.
 
-    If the list of arrays `grows`, those that are read come into it.
-
-    Raises
-    ------
-    UnknownSizeError
-        If something else decides it.
+    If the list of arrays `grows`, those that are read come into it. `UnknownSizeError` if something
+    else decides it.
     """
     if not is_numeric(size):
         raise UnknownSizeError

@@ -44,10 +44,7 @@ MISSING = (
 def convergent(model: StateSpace, given: Observations) -> Walk:
     """Return the filter's results, with a fixed gain as soon as the covariances have settled.
 
-    Raises
-    ------
-    ValueError
-        If the model varies; when it runs, if an observation is missing.
+    `ValueError` if the model varies; when it runs, if an observation is missing.
     """
     if model.varies():
         raise ValueError(
@@ -94,7 +91,7 @@ def convergent(model: StateSpace, given: Observations) -> Walk:
         return pt.concatenate([rows[:count], pt.broadcast_to(last, [total - count, *last.shape])])
 
     e = pt.concatenate([e, driven - means[count:-1] @ direct.T])
-    gain, across = pt.swapaxes(w, 1, 2), pt.swapaxes(g, 1, 2)
+    gain, across = w.mT, g.mT
 
     def times(matrices: Variable) -> Variable:
         return (followed(matrices, steps) @ e[:, :, None])[:, :, 0]

@@ -121,7 +121,7 @@ class StateSpace:
         """Return the covariance of what is added to the state: ``R Q Rᵀ``."""
         if self.selection is None:
             return self.state_cov
-        return self.selection @ self.state_cov @ pt.swapaxes(self.selection, -1, -2)
+        return self.selection @ self.state_cov @ self.selection.mT
 
     def varies(self) -> bool:
         """Whether any matrix has a time axis."""
@@ -160,10 +160,7 @@ def read_real(title: str, given: Any) -> Variable:
 def read_observations(function: str, y: Any, model: StateSpace, observed: Any) -> Observations:
     """Return the observations; NaN is missing unless `observed` says what is.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If they are no real numbers, or their dimensions or those of `observed` do not fit.
+    `TypeError` or `ValueError` if they are no real numbers, or dimensions do not fit.
     """
     if not isinstance(model, StateSpace):
         raise TypeError(

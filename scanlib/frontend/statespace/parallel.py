@@ -184,7 +184,7 @@ def parallel(model: StateSpace, given: Observations, form: str = "parallel") -> 
     timed, fixed = read_parts(model, given)
     of_steps = elements(model, given, form)
     _, mean, spread, _, _ = associative_scan(ELEMENTS[form][1], tuple(of_steps))
-    cov = spread if form == "parallel" else spread @ pt.swapaxes(spread, -1, -2)
+    cov = spread if form == "parallel" else spread @ spread.mT
 
     def follow(row: Row) -> tuple[Variable, Variable]:
         return predict({**fixed, **row}, row["mean"], row["cov"])
@@ -208,7 +208,7 @@ def owed_to_predictions(loop: Loop, results: Results, cotangents: list[Variable]
     """Return the cotangents of all predictions; see the module's text."""
     found = Walk(*results.histories, *results.outputs)
     direct, spread = cotangents
-    back = _turned(found.move)
+    back = found.move.mT
     means = affine_history(False, back, direct, reverse=True)
     moved = (back @ means[1:, ..., None])[..., 0]
     through = moved[..., :, None] * found.pull[..., None, :]
@@ -216,7 +216,7 @@ def owed_to_predictions(loop: Loop, results: Results, cotangents: list[Variable]
         through = pt.sum(through, axis=1)
     through = pt.concatenate([through, pt.zeros_like(spread[:1])])
     total = spread + through
-    total = (total + _turned(total)) / 2
+    total = (total + total.mT) / 2
     return [means, affine_history(True, back, total, reverse=True)]
 
 
@@ -242,10 +242,6 @@ def smoothed_by_factors(model: StateSpace, given: Observations, walk: Walk) -> l
     after = [pt.concatenate([v[1:], pt.zeros_like(v[:1])]) for v in (eta, right)]
     found = _map(both, "kalman_smoothed", [mean, left, *after])
     return with_derivatives_of(smoothed(walk, in_parallel=True), found)
-
-
-def _turned(matrices: Variable) -> Variable:
-    return pt.swapaxes(matrices, -1, -2)
 
 
 def _map(step: Callable[..., Sequence[Variable]], name: str, rows: Any) -> list[Variable]:

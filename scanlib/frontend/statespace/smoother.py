@@ -38,7 +38,7 @@ Element = tuple[Variable, Variable]
 
 def smoothed(walk: Walk, has_cov: bool = True, in_parallel: bool = False) -> list[Variable]:
     """Return the mean, and with `has_cov` the covariance, of all states given all observations."""
-    back, before, spread = pt.swapaxes(walk.move, 1, 2), walk.predicted_mean, walk.predicted_cov
+    back, before, spread = walk.move.mT, walk.predicted_mean, walk.predicted_cov
     pull = pt.concatenate([walk.pull, pt.zeros_like(before[:1])])
     owed = affine_history(False, back, pull, True, in_parallel)[:-1]
     results = [before[:-1] + (spread[:-1] @ owed[:, :, None])[:, :, 0]]
@@ -97,14 +97,8 @@ def affine_history(
 ) -> Variable:
     """Return the history of a recurrence of vectors, or of covariances (`is_square`).
 
-    Parameters
-    ----------
-    is_square : bool
-    matrices : Variable, (T, …, m, m)
-    rows : Variable, (T + 1, …, m), or (T + 1, …, m, m)
-    reverse : bool
-    in_parallel : bool
-        Whether this is a scan of elements.
+    `matrices` are (T, …, m, m), `rows` (T + 1, …, m) or (T + 1, …, m, m). With `in_parallel` it is
+    a scan of elements.
     """
     start, others = (rows[-1], rows[:-1]) if reverse else (rows[0], rows[1:])
 
@@ -131,7 +125,7 @@ def affine_history(
 def _moved(is_square: bool, matrix: Variable, value: Variable) -> Variable:
     """Return ``M x``, or ``M X Mᵀ``; of batches, where there are any."""
     if is_square:
-        return matrix @ value @ pt.swapaxes(matrix, -1, -2)
+        return matrix @ value @ matrix.mT
     if value.type.ndim == 1:
         return matrix @ value
     return (matrix @ value[..., None])[..., 0]
@@ -139,11 +133,11 @@ def _moved(is_square: bool, matrix: Variable, value: Variable) -> Variable:
 
 def _owed_to_vectors(loop: Loop, results: Results, cotangents: list[Variable]) -> list[Variable]:
     """Return the cotangents of all states: the recurrence in the other direction."""
-    back = pt.swapaxes(loop.sequences[0].outer, -1, -2)
+    back = loop.sequences[0].outer.mT
     return [affine_history(False, back, cotangents[0], not loop.reverse)]
 
 
 def _owed_to_squares(loop: Loop, results: Results, cotangents: list[Variable]) -> list[Variable]:
     """Return the same for covariances."""
-    back = pt.swapaxes(loop.sequences[0].outer, -1, -2)
+    back = loop.sequences[0].outer.mT
     return [affine_history(True, back, cotangents[0], not loop.reverse)]

@@ -83,7 +83,7 @@ def write_scalar(step: Step, node: Apply) -> None:
 
 @rule(Shape_i)
 def write_shape_i(step: Step, node: Apply) -> None:
-    step.bind_known(node.outputs[0], shape_of(step, node.inputs[0])[node.op.i])
+    step.bind_known(node.outputs[0], shape_of(step, node.inputs[0])[core_op(node).i])
 
 
 def shape_of(step: Step, variable: Variable) -> tuple[Size, ...]:

@@ -170,17 +170,9 @@ def _some_steps(
 class Nest(NamedTuple):
     """What a loop over segments and a tail compute of a loop.
 
-    Attributes
-    ----------
-    traces : list of Variable
-        The rows that the steps write of each state.
-    ends : list of Variable
-        Rows of each state, of which the last `K` are the last of its history.
-    carries, outputs : list of Variable
-    sequences : list of list of Variable
-        The parts of each sequence that are read: the segments, and what is left.
-    starts : list of Variable
-        What the tail starts from, if there is one.
+    `traces` are the rows that the steps write of each state; the last `K` rows of its end (`ends`)
+    are the last of its history. `sequences` has the parts of each sequence that are read: the
+    segments, and what is left. The tail, if there is one, begins with `starts`.
     """
 
     traces: list[Variable]

@@ -45,43 +45,24 @@ class HistoryCotangent:
     def add_rows(self, rows: Variable) -> None:
         """Add the cotangent of all rows that the steps wrote, the last row for itself."""
         for term in terms_of(rows):
-            placed = _placed_in_zeros(term)
-            if placed is not None and placed[1] == -1:
-                self.add("last", placed[0])
-            else:
-                self.add("rows", term)
+            value, index = _placed_in_zeros(term)
+            self.add("last" if index == -1 else "rows", value if index == -1 else term)
 
 
 def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCotangent:
     """Take the cotangent of a history apart."""
     result = HistoryCotangent()
     for term in terms_of(cotangent):
-        placed = None if reverse else _placed_in_zeros(term)
-        if placed is None:
-            if reverse:
-                result.add("rows", term[:-depth])
-                result.add("initial", term[-depth:])
-            else:
-                result.add("rows", term[depth:])
-                result.add("initial", term[:depth])
-            continue
-        value, index = placed
+        value, index = (term, None) if reverse else _placed_in_zeros(term)
         if index == depth:
             result.add_rows(value)
         elif index == -1:
             result.add("last", value)
-        elif isinstance(index, slice) and index.start == -depth:
+        elif index == slice(-depth, None):
             result.add("ends", value)
         else:
-            result.add("rows", term[depth:])
-            result.add("initial", term[:depth])
-    return result
-
-
-def split_output(cotangent: Variable) -> HistoryCotangent:
-    """Take the cotangent of a stacked output apart: its last row, and all rows."""
-    result = HistoryCotangent()
-    result.add_rows(cotangent)
+            result.add("rows", term[:-depth] if reverse else term[depth:])
+            result.add("initial", term[-depth:] if reverse else term[:depth])
     return result
 
 
@@ -110,35 +91,24 @@ def terms_of(variable: Variable) -> list[Variable]:
     return taken_apart(variable, parts)
 
 
-def _placed_in_zeros(variable: Variable) -> tuple[Variable, int | slice | None] | None:
+def _placed_in_zeros(variable: Variable) -> tuple[Variable, int | slice | None]:
     """Read ``zeros[start:] = value`` (returns value, start), ``zeros[-k:] = value`` (returns
-    value, a slice) and ``zeros[-1] = value`` (returns value, -1); the index is None for other
-    places, the result for other graphs."""
-    node = variable.owner
+    value, a slice) and ``zeros[-1] = value`` (returns value, -1); the index is None for others."""
+    node, own = variable.owner, variable.type.broadcastable
     if node is None or not isinstance(node.op, IncSubtensor) or not is_zeros(node.inputs[0]):
-        return None
-    indices = indices_from_subtensor(node.inputs[2:], node.op.idx_list)
-    value = node.inputs[1]
-    if len(indices) != 1:
-        return value, None
-    index = indices[0]
-    if isinstance(index, slice):
-        if index.stop is not None or index.step is not None:
-            return value, None
+        return variable, None
+    index, *others = indices_from_subtensor(node.inputs[2:], node.op.idx_list)
+    value, given = node.inputs[1], node.inputs[1].type.broadcastable
+    if isinstance(index, slice) and not others:
         start = constant_index(index.start)
-        if start is None or not start or value.type.ndim != variable.type.ndim:
-            return value, None
-        if value.type.broadcastable[1:] != variable.type.broadcastable[1:]:
-            return value, None
+        is_open = index.stop is None and index.step is None
+        fits = is_open and len(given) == len(own) and given[1:] == own[1:]
         # One row in place of several would be repeated.
-        if start < -1 and value.type.broadcastable[0]:
-            return value, None
-        return value, start if start > 0 else slice(start, None)
-    if constant_index(index) == -1 and value.type.ndim == variable.type.ndim - 1:
-        if value.type.broadcastable != variable.type.broadcastable[1:]:
-            return value, None
+        if start and fits and (start >= -1 or not given[0]):
+            return value, start if start > 0 else slice(start, None)
+    elif not others and given == own[1:] and constant_index(index) == -1:
         return value, -1
-    return value, None
+    return variable, None
 
 
 def is_zeros(variable: Variable) -> bool:

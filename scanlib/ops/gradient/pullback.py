@@ -21,7 +21,6 @@ from scanlib.ops.derivatives import Variables
 from scanlib.ops.gradient.cotangents import (
     HistoryCotangent,
     split_history,
-    split_output,
     total_of,
 )
 from scanlib.ops.gradient.forward import ForwardValues, drawn_values
@@ -33,7 +32,7 @@ from scanlib.ops.gradient.step_pullback import (
     is_usable,
 )
 from scanlib.ops.graph import conform, is_differentiable, is_tensor, row_type, zeros_like
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, Results, State
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.messages import loop_title
 from scanlib.ops.row_ops.ran_steps import is_mask
@@ -43,18 +42,10 @@ from scanlib.ops.scan import Scan
 def pullback(
     op: Scan, inputs: Variables, outputs: Variables, cotangents: Variables
 ) -> list[Variable]:
-    """Return the cotangents of a loop's inputs; see `pytensor.graph.op.Op.pullback`."""
-    results = Results(*op.signature.split_outputs(outputs), outputs[0].owner)
-    return pull_back(op, inputs, results, cotangents)
+    """Return the cotangents of a loop's inputs, reading forward values in its outputs.
 
-
-def pull_back(
-    op: Scan,
-    inputs: Variables,
-    results: Results,
-    cotangents: Variables,
-) -> list[Variable]:
-    """Return the cotangents of a loop's inputs, reading forward values in `results`."""
+    See `pytensor.graph.op.Op.pullback`.
+    """
     loop = Loop.from_op(op, list(inputs))
     given = dict(zip(loop.parts, cotangents, strict=True))
     # Where an integer is differentiated as well, integer results have cotangents, which are zero.
@@ -67,11 +58,12 @@ def pull_back(
     step.differentiate()
     if not op.recompute:
         step.read_stored_results()
-    forward = ForwardValues(loop, results.histories, results.outputs)
+    stored = op.signature.split_outputs(outputs)
+    forward = ForwardValues(loop, stored.histories, stored.outputs)
     _store_what_is_missing(forward, step)
     backward = _Backward(forward, step, smooth)
     backward.build()
-    return _Collector(op, inputs, cotangents, backward).cotangents()
+    return backward.cotangents(op, inputs, cotangents)
 
 
 def _store_what_is_missing(forward: ForwardValues, step: StepPullback) -> None:
@@ -133,7 +125,7 @@ class _Backward:
             return
         self.loop.n_steps = self.forward.walked()
         self.loop.substitute(self.replacements)
-        self.drop_unread_sequences()
+        self.loop.drop_unread_inputs()
         masks = self.forward.ran()
         if self.loop.sequences or any(map(is_mask, masks)):
             self.loop.n_steps = None
@@ -210,9 +202,11 @@ class _Backward:
         that is the last one of each.
         """
         source, cotangent = self.forward.loop, as_dtype(self.given[output], total)
-        parts = HistoryCotangent(rows=cotangent)
+        parts = HistoryCotangent()
         if source.stop is not None and not source.reverse:
-            parts = split_output(cotangent)
+            parts.add_rows(cotangent)
+        else:
+            parts.rows = cotangent
         entering = []
         if parts.last is not None:
             carry = self.add_carry(parts.last, total.type)
@@ -275,9 +269,80 @@ class _Backward:
                 self.loop.non_sequences.append(NonSequence(part.outer, inner))
                 self.replacements[part.inner] = inner
 
-    def drop_unread_sequences(self) -> None:
-        read = set(ancestors(self.loop.body_outputs()))
-        self.loop.sequences = [part for part in self.loop.sequences if part.row in read]
+    # From the results to one cotangent per input of the forward loop
+
+    def cotangents(self, op: Scan, inputs: Variables, given: Variables) -> list[Variable]:
+        """Return the cotangents of a loop's inputs, given those of all of its results."""
+        loop = self.forward.loop
+        sums = [self.sums.get(part) for part in loop.non_sequences]
+        found: list[Variable | None] = [None] * int(op.signature.has_n_steps)
+        found += [self.of_sequence(part) for part in loop.sequences]
+        found += [self.of_initial(state) for state in loop.states]
+        found += [self.owed_to(carry)[0] for carry in loop.carries]
+        found += [None if part is None else self.results.get(part) for part in sums]
+        rows = zip(inputs, found, self.undefined(op, given), reachable(op, given), strict=True)
+        return [finish(*row) for row in rows]
+
+    def owed_to(self, part: State | Carry) -> list[Variable | None]:
+        """Return what steps owe to a part, the step before the first one first."""
+        carries = self.owed.get(part, [])
+        return [self.results.get(carry) for carry in carries] or [None]
+
+    def undefined(self, op: Scan, given: Variables) -> list[Variable | None]:
+        """Return, for each input, the undefined gradient it gets, if it does.
+
+        One that enters the loop reaches all inputs that this result depends on; one that a step
+        has for an input stays there, as in `pytensor.scan`: the others have the gradient along
+        the paths that exist.
+        """
+        loop, results = self.forward.loop, self.step.results
+
+        def null(*inner: Variable) -> Variable | None:
+            values = (results.get(variable) for variable in inner)
+            return next((v for v in values if v is not None and is_null(v)), None)
+
+        spread = [g if is_null(g) else None for g in given]
+        own = [None] * int(op.signature.has_n_steps)
+        own += [null(part.row) for part in loop.sequences]
+        own += [null(*part.taps.values()) for part in loop.recurrent]
+        own += [null(part.inner) for part in loop.non_sequences]
+        return [
+            next((v for v, reaches in zip(spread, row, strict=True) if reaches and v), value)
+            for value, row in zip(own, connection_pattern(op), strict=True)
+        ]
+
+    def of_sequence(self, part: SequencePart) -> Variable | None:
+        """Return a sequence's cotangent, with zeros where no backward step wrote."""
+        output, forward = self.rows.get(part), self.forward
+        if output is None:
+            return None
+        rows = self.results[output]
+        if forward.loop.stop is None and not forward.truncated:
+            return rows
+        first: Any = forward.first_walked()
+        if forward.loop.reverse and forward.loop.stop is not None:
+            first = forward.unread()
+        zeros = pt.zeros_like(part.outer)
+        return pt.set_subtensor(zeros[first : first + rows.shape[0]], rows)
+
+    def of_initial(self, state: State) -> Variable | None:
+        """Return the cotangent of a state's initial rows: its own, and what steps owe them."""
+        forward, entering = self.forward, self.histories.get(state, HistoryCotangent())
+        rows = [pt.expand_dims(row, 0) for row in self.owed_to(state) if row is not None]
+        if not rows:
+            return entering.initial
+        if not forward.loop.reverse:
+            rows = rows[::-1]
+        owed = rows[0] if len(rows) == 1 else pt.concatenate(rows)
+        if forward.truncated:
+            # a_j belongs to the row j steps before the first walked one.
+            shift = pt.minimum(forward.length() - forward.walked(), state.depth)
+            zeros = pt.zeros_like(owed)
+            if forward.loop.reverse:
+                owed = pt.concatenate([owed[shift:], zeros[:shift]])
+            else:
+                owed = pt.concatenate([zeros[:shift], owed[: state.depth - shift]])
+        return owed if entering.initial is None else entering.initial + owed
 
 
 def is_null(variable: Variable) -> bool:
@@ -306,90 +371,3 @@ def reachable(op: Scan, given: Variables) -> list[bool]:
         any(reaches and live for reaches, live in zip(row, connected, strict=True))
         for row in connection_pattern(op)
     ]
-
-
-@dataclass
-class _Collector:
-    """From the backward loop's results to one cotangent per input of the forward loop."""
-
-    op: Scan
-    inputs: Variables
-    given: Variables
-    backward: _Backward
-
-    def cotangents(self) -> list[Variable]:
-        backward, loop = self.backward, self.backward.forward.loop
-        sums = [backward.sums.get(part) for part in loop.non_sequences]
-        found: list[Variable | None] = [None] * int(self.op.signature.has_n_steps)
-        found += [self.sequence(part) for part in loop.sequences]
-        found += [self.initial(state) for state in loop.states]
-        found += [self.owed(carry)[0] for carry in loop.carries]
-        found += [None if part is None else backward.results.get(part) for part in sums]
-        undefined = self.undefined()
-        reached = reachable(self.op, self.given)
-        rows = zip(self.inputs, found, undefined, reached, strict=True)
-        return [finish(*row) for row in rows]
-
-    def owed(self, part: State | Carry) -> list[Variable | None]:
-        """Return what steps owe to a part, the step before the first one first."""
-        carries = self.backward.owed.get(part, [])
-        return [self.backward.results.get(carry) for carry in carries] or [None]
-
-    def undefined(self) -> list[Variable | None]:
-        """Return, for each input, the undefined gradient it gets, if it does.
-
-        One that enters the loop reaches all inputs that this result depends on; one that a step
-        has for an input stays there, as in `pytensor.scan`: the others have the gradient along
-        the paths that exist.
-        """
-        loop, results = self.backward.forward.loop, self.backward.step.results
-
-        def null(*inner: Variable) -> Variable | None:
-            values = (results.get(variable) for variable in inner)
-            return next((v for v in values if v is not None and is_null(v)), None)
-
-        spread = [g if is_null(g) else None for g in self.given]
-        own = [None] * int(self.op.signature.has_n_steps)
-        own += [null(part.row) for part in loop.sequences]
-        own += [null(*state.taps.values()) for state in loop.states]
-        own += [null(carry.value) for carry in loop.carries]
-        own += [null(part.inner) for part in loop.non_sequences]
-        return [
-            next((v for v, reaches in zip(spread, row, strict=True) if reaches and v), value)
-            for value, row in zip(own, connection_pattern(self.op), strict=True)
-        ]
-
-    def sequence(self, part: SequencePart) -> Variable | None:
-        """Return a sequence's cotangent, with zeros where no backward step wrote."""
-        output = self.backward.rows.get(part)
-        if output is None:
-            return None
-        rows = self.backward.results[output]
-        forward = self.backward.forward
-        if forward.loop.stop is None and not forward.truncated:
-            return rows
-        first: Any = forward.first_walked()
-        if forward.loop.reverse and forward.loop.stop is not None:
-            first = forward.unread()
-        zeros = pt.zeros_like(part.outer)
-        return pt.set_subtensor(zeros[first : first + rows.shape[0]], rows)
-
-    def initial(self, state: State) -> Variable | None:
-        """Return the cotangent of a state's initial rows: its own, and what steps owe them."""
-        forward = self.backward.forward
-        entering = self.backward.histories.get(state, HistoryCotangent())
-        rows = [pt.expand_dims(row, 0) for row in self.owed(state) if row is not None]
-        if not rows:
-            return entering.initial
-        if not forward.loop.reverse:
-            rows = rows[::-1]
-        owed = rows[0] if len(rows) == 1 else pt.concatenate(rows)
-        if forward.truncated:
-            # a_j belongs to the row j steps before the first walked one.
-            shift = pt.minimum(forward.length() - forward.walked(), state.depth)
-            zeros = pt.zeros_like(owed)
-            if forward.loop.reverse:
-                owed = pt.concatenate([owed[shift:], zeros[:shift]])
-            else:
-                owed = pt.concatenate([zeros[:shift], owed[: state.depth - shift]])
-        return owed if entering.initial is None else entering.initial + owed

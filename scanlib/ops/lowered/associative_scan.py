@@ -25,13 +25,8 @@ from scanlib.ops.scan import Scan
 
 
 class AssociativeScan(Op):
-    """All running combinations of rows, in place of the loop that walks them.
-
-    Parameters
-    ----------
-    scan : Scan
-        The loop, with as many sequences as states, and nothing else that varies.
-    """
+    """All running combinations of rows, in place of the loop that walks them, which has as many
+    sequences as states, and nothing else that varies."""
 
     __props__ = ("scan",)
 

@@ -84,22 +84,11 @@ class Target:
 
 
 class ChannelPlan:
-    """Where the results of a step are computed: inside which loops over channels.
+    """Where the results of a step, a graph of scalars, are computed: inside which loops over
+    channels.
 
-    Parameters
-    ----------
-    signature : Signature
-    layout : Layout
-    inner : BodyInputs
-    result : BodyOutputs
-        The parts of one step, a graph of scalars.
-
-    Attributes
-    ----------
-    levels : dict of Variable to int
-        How many loops must enclose each value.
-    targets : list of Target
-        The results: states, carries, outputs.
+    `levels` says how many loops must enclose each value; `targets` are the results: states,
+    carries, outputs.
     """
 
     def __init__(

@@ -159,21 +159,13 @@ class ElemwiseScan(HasFrozenBody, LoopOp, PrintedOp):
     def elements_of(
         self, number: int
     ) -> tuple[list[Variable], list[Variable], dict[Variable, int]]:
-        """Return a graph of the elements of one recurrence, for a kernel.
+        """Return a graph of the elements of recurrence `number`, for a kernel: inputs, outputs,
+        `scanned`.
 
-        Parameters
-        ----------
-        number : int
-            The position of the recurrence.
-
-        Returns
-        -------
-        inputs, outputs : list of Variable
-            The inputs of the body and the elements.
-        scanned : dict of Variable to int
-            Values in the graph that are next values of parts of earlier recurrences. A kernel
-            has to read them where it stored them: computed anew they would differ by rounding,
-            and a running maximum of a state would not be equal to any of its values.
+        The inputs are the body's, the outputs the elements. `scanned` are values in the graph that
+        are next values of parts of earlier recurrences. A kernel has to read them where it stored
+        them: computed anew they would differ by rounding, and a running maximum of a state would
+        not be equal to any of its values.
         """
         elements = self.recurrences[number].elements
         results = self.signature.split_body_outputs(self.body.outputs)

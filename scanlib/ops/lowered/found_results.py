@@ -43,14 +43,9 @@ AT_ALL_STEPS = "all steps at once"
 class FoundResults(SolvedLoop):
     """The results of a loop, given its inputs and these results.
 
-    Parameters
-    ----------
-    scan : Scan
-        The loop, without carries and `until`; its states have a depth of one.
-    adjoint : callable, optional
-        A function of a module. It gets the loop, its results, and for each state cotangents of the
-        history; it returns the same with all that later states owe. A loop without states needs
-        none.
+    The loop has no carries and no `until`; its states have a depth of one. `adjoint`, a function of
+    a module, gets the loop, its results, and for each state cotangents of the history; it returns
+    the same with all that later states owe. A loop without states needs none.
     """
 
     __props__ = ("scan", "adjoint")
@@ -85,14 +80,8 @@ def at_all_steps(rows: Sequence[Pair], values: Sequence[Variable], name: str) ->
     """Return what all steps compute of arrays: a loop without states.
 
     Backends that combine rows in parallel compute such a loop as batches, others by its kernel.
-
-    Parameters
-    ----------
-    rows : sequence of tuple of Variable
-        Arrays, and what stands for a row of each in `values`.
-    values : sequence of Variable
-        What one step computes, of rows and of what is the same at all steps.
-    name : str
+    `rows` are arrays, and what stands for a row of each in `values`: what one step computes, of
+    rows and of what is the same at all steps.
     """
     own = [row for _, row in rows]
     loop = Loop(sequences=[SequencePart(*pair) for pair in rows], name=name, function=AT_ALL_STEPS)

@@ -179,17 +179,8 @@ def history_of(options: LinearOptions, parts: Parts) -> Variable:
 
 @lru_cache(maxsize=512)
 def canonical_loop(options: LinearOptions, name: str | None, dtype: str, ranks: Parts) -> Scan:
-    """Return the loop of a recurrence, for any sizes.
-
-    Parameters
-    ----------
-    options : LinearOptions
-    name : str, optional
-    dtype : str
-        Of the state.
-    ranks : Parts
-        The numbers of dimensions, None where there is no such part.
-    """
+    """Return the loop of a recurrence, for any sizes, with states of a dtype and parts of some
+    numbers of dimensions, None where there is no such part."""
     timed = ("offset", *["matrix"] * (options.coefficient == "steps"))
     rows = {
         part: TensorType("bool" if part == "mask" else dtype, shape=(None,) * rank)(part)
@@ -251,12 +242,8 @@ def product(semiring: str, matrix: Variable, state: Variable, mask: Variable | N
 class LinearScan(LoopOp, PrintedOp):
     """A matrix recurrence; see the module's text, and `history_of`, which makes it.
 
-    Parameters
-    ----------
-    options : LinearOptions
-        Each is an attribute of the Op as well.
-    scan : Scan
-        The loop in canonical form. It answers for shapes and lengths.
+    Each option is an attribute of the Op as well. The loop in canonical form answers for shapes and
+    lengths.
     """
 
     __props__: tuple[str, ...] = ("options", "scan")

@@ -31,7 +31,7 @@ from pytensor.graph.basic import Apply, Variable
 
 from scanlib.lengths.steps import Steps
 from scanlib.ops.derivatives import Variables, pullback_rule
-from scanlib.ops.gradient.pullback import pull_back
+from scanlib.ops.gradient.pullback import pullback
 from scanlib.ops.lowered.solved_loop import SolvedLoop
 from scanlib.ops.scan import Scan
 
@@ -123,14 +123,8 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 class NewtonScan(SolvedLoop):
-    """A loop that is solved by Newton's method; see the module's text.
-
-    Parameters
-    ----------
-    scan : Scan
-        The loop. Its states are real numbers; it has no carries, and no `until`.
-    options : Newton
-    """
+    """A loop that is solved by Newton's method; see the module's text. Its states are real numbers;
+    it has no carries, and no `until`."""
 
     __props__ = ("scan", "options")
 
@@ -181,4 +175,4 @@ def pullback_newton(
     op: NewtonScan, inputs: Variables, outputs: Variables, cotangents: Variables
 ) -> list[Variable]:
     """Return the cotangents of the loop's inputs, at the trajectory that was found."""
-    return pull_back(op.scan, inputs, op.results(outputs), cotangents[:-2])
+    return pullback(op.scan, inputs, outputs[:-2], cotangents[:-2])

@@ -33,19 +33,14 @@ class SumFirst:
 
 
 def sum_first(op: ElemwiseScan, number: int, body: FunctionGraph) -> SumFirst | None:
-    """Return the sum that a recurrence scans first, None where it is no such recurrence.
-
-    Parameters
-    ----------
-    op : ElemwiseScan
-        The loop.
-    number : int
-        The position of the recurrence.
-    body : FunctionGraph
-        A copy of the loop's body.
-    """
+    """Return the sum that recurrence `number` of a loop scans first, None where it is no such
+    recurrence; `body` is a copy of the loop's."""
     recurrence = op.recurrences[number]
-    tap, after = _tap(op, recurrence, body), _next(op, recurrence, body)
+    results = op.signature.split_body_outputs(body.outputs)
+    tap, after = (
+        _tap(op, recurrence, body),
+        [*results.states, *results.carries][recurrence.parts[0]],
+    )
     if tap is None or _is_read_elsewhere(op, number, body.inputs.index(tap)):
         return None
     readers = [node for node in body.toposort() if tap in node.inputs]
@@ -97,11 +92,6 @@ def _tap(op: ElemwiseScan, recurrence: Recurrence, body: FunctionGraph) -> Varia
         return None
     tap = inner.taps[part][0] if part < n else inner.carries[part - n]
     return tap if tap.type.dtype in ("float32", "float64") else None
-
-
-def _next(op: ElemwiseScan, recurrence: Recurrence, body: FunctionGraph) -> Variable:
-    results = op.signature.split_body_outputs(body.outputs)
-    return [*results.states, *results.carries][recurrence.parts[0]]
 
 
 def _is_read_elsewhere(op: ElemwiseScan, number: int, place: int) -> bool:

@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.op import Op
 
 from scanlib.ops.errors import ConvergenceError
+from scanlib.ops.row_ops.checked_rows import CheckedArray
 
 
-class CheckedConvergence(Op):
+class CheckedConvergence(CheckedArray):
     """The array it is given, or a `ConvergenceError` where `failed`.
 
-    JAX raises no errors in compiled code: there, the array is NaN then.
-
-    Parameters
-    ----------
-    message : str
-        The error's text, with ``{}`` for the number of iterations, the step whose residual is the
-        largest, and the residual.
+    JAX raises no errors in compiled code: there, the array is NaN then. The message has ``{}`` for
+    the number of iterations, the step whose residual is the largest, and the residual.
     """
-
-    __props__ = ("message",)
-    view_map: ClassVar[dict[int, list[int]]] = {0: [0]}
-
-    def __init__(self, message: str) -> None:
-        self.message = message
-
-    def __str__(self) -> str:
-        return "CheckedConvergence"
 
     def make_node(
         self, rows: Variable, failed: Variable, count: Variable, step: Variable, residual: Variable
     ) -> Apply:
         numbers = [pt.cast(count, "int64"), pt.cast(step, "int64"), pt.cast(residual, "float64")]
         return Apply(self, [rows, failed, *numbers], [rows.type()])
-
-    def infer_shape(self, *arguments: Any) -> list[tuple[Any, ...]]:
-        return [tuple(arguments[-1][0])]
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         rows, failed, count, step, residual = inputs

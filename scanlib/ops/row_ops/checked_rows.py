@@ -3,7 +3,7 @@
 When a loop is taken apart, what read a sequence row by row reads the whole of it. The loop's
 check that it has one row for every step, and the loop's message, stay with the array:
 `CheckedRows`. A step's index is checked; numba does not check arrays of indices, and would read
-and write anywhere: `CheckedPlaces`.
+and write anywhere: `checked_places`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from scanlib.ops.derivatives import Variables
 from scanlib.ops.errors import SequenceLengthError
 
 
-class CheckedPlaces(CheckAndRaise):
-    """Indices of all steps, or an error; under JAX, where no index raises one, no check."""
-
-
 class CheckedValue(CheckAndRaise):
-    """A value, or an error; PyTensor's Op has no forward derivative."""
+    """A value, or an error; PyTensor's Op has no forward derivative.
+
+    JAX raises no errors in compiled code: there, what is known when it compiles is checked.
+    """
 
     def pushforward(
         self, inputs: Variables, outputs: Variables, tangents: Variables
@@ -38,17 +37,11 @@ def checked_places(places: Variable, array: Variable, axis: int = 0) -> Variable
     inside = pt.and_(pt.ge(places, -size), pt.lt(places, size))
     name = f"`{array.name}`" if array.name else "an array"
     text = f"index out of bounds: a step reads or writes outside of {name}"
-    return CheckedPlaces(IndexError, text)(places, pt.all(inside))
+    return CheckedValue(IndexError, text)(places, pt.all(inside))
 
 
-class CheckedRows(Op):
-    """The array it is given, or an error.
-
-    Parameters
-    ----------
-    message : str
-        The error's text, with ``{}`` for the number of rows and the number of steps.
-    """
+class CheckedArray(Op):
+    """Base of Ops that give the array they are given, or an error with a message."""
 
     __props__ = ("message",)
     view_map: ClassVar[dict[int, list[int]]] = {0: [0]}
@@ -57,14 +50,19 @@ class CheckedRows(Op):
         self.message = message
 
     def __str__(self) -> str:
-        return "CheckedRows"
+        return type(self).__name__
+
+    def infer_shape(self, *arguments: Any) -> list[tuple[Any, ...]]:
+        return [tuple(arguments[-1][0])]
+
+
+class CheckedRows(CheckedArray):
+    """The array it is given, or an error whose message has ``{}`` for the numbers of rows and of
+    steps."""
 
     def make_node(self, rows: Variable, steps: Variable) -> Apply:
         rows = pt.as_tensor_variable(rows)
         return Apply(self, [rows, pt.cast(steps, "int64")], [rows.type()])
-
-    def infer_shape(self, *arguments: Any) -> list[tuple[Any, ...]]:
-        return [tuple(arguments[-1][0])]
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         rows, steps = inputs

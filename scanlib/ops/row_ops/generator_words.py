@@ -19,13 +19,8 @@ from scanlib.ops.row_ops.linear_op import UnconnectedOp
 
 
 def generator_words(generator: np.random.Generator) -> np.ndarray:
-    """Return the state of a generator as int64 words, as many for each state of its kind.
-
-    Raises
-    ------
-    TypeError
-        If its bit generator is none of NumPy's.
-    """
+    """Return the state of a generator as int64 words, as many for each state of its kind;
+    `TypeError` if its bit generator is none of NumPy's."""
     kind = type(generator.bit_generator)
     if getattr(np.random, kind.__name__, None) is not kind:
         raise TypeError(

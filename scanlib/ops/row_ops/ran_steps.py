@@ -23,13 +23,8 @@ from scanlib.ops.row_ops.linear_op import UnconnectedOp
 class RanSteps(UnconnectedOp):
     """True for every row that a loop stacked, but for `depth` initial rows.
 
-    Parameters
-    ----------
-    depth : int
-        How many rows of the stacked result are initial rows.
-    from_first : bool, optional
-        Whether the mask is used from the first step on. If not (the last steps of a loop are
-        others for every member of a batch) there is no batch of it.
+    If it is not used `from_first`, from the first step on (the last steps of a loop are others for
+    every member of a batch), there is no batch of it.
     """
 
     __props__ = ("depth", "from_first")

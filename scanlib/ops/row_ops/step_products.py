@@ -18,17 +18,11 @@ from pytensor.tensor.type import TensorType
 
 
 class StepProducts(Op):
-    """The matrix product of every step's two matrices, or the sum of these over all steps.
+    """The matrix product of every step's two matrices, or the sum of these over all steps
+    (`total`).
 
-    Parameters
-    ----------
-    total : bool
-        Whether the products are added up. Both arguments must have a time axis then.
-
-    Notes
-    -----
-    An argument of two axes is the same matrix at every step; with two of them, the result is
-    their product.
+    An argument of two axes is the same matrix at every step; with two of them, the result is their
+    product. A sum needs two with a time axis.
     """
 
     __props__ = ("total",)

@@ -82,21 +82,8 @@ def adopt_node(
 ) -> dict[Variable, Variable]:
     """Return what replaces the outputs of a loop of `pytensor.scan`.
 
-    Parameters
-    ----------
-    fgraph : FunctionGraph
-        The graph that the loop stands in.
-    node : Apply
-        The loop.
-    prepare_body : callable
-        Called with the graph of one step, which it may rewrite.
-    known : dict
-        What is known of lengths in the graph.
-
-    Raises
-    ------
-    NotAdoptableError
-        If it must stay what it is; the message says why.
+    `prepare_body` may rewrite the graph of one step; `known` is what is known of lengths in the
+    graph. `NotAdoptableError` says why the loop must stay what it is.
     """
     return _Adoption(fgraph, node, prepare_body, known).replacements()
 
@@ -124,7 +111,9 @@ class _Adoption:
         self.fgraph, self.node, self.op = fgraph, node, node.op
         self.info = node.op.info
         self.check_op()
-        body = step_of(self.op)
+        body = thaw_graph(self.op.fgraph)
+        undo_in_place(body)
+        rewrite_as_asked(body, self.op.mode)
         if any(returns_other_shapes(each) for each in body.apply_nodes):
             raise NotAdoptableError("a step calls QR in the mode 'raw', whose shapes are not known")
         prepare_body(body)
@@ -225,12 +214,10 @@ class _Adoption:
     def add_inputs(self) -> None:
         op, inputs = self.op, self.node.inputs
         read = set(ancestors(self.results))
-        self.unread: list[Sequence] = []
         for outer, row in zip(op.outer_seqs(inputs), op.inner_seqs(self.inner), strict=True):
-            part = Sequence(outer, row, _name(self.rows.view(outer).base))
             if row in read:
-                part.outer = self.orient(outer)
-            (self.loop.sequences if row in read else self.unread).append(part)
+                name = _name(self.rows.view(outer).base)
+                self.loop.sequences.append(Sequence(self.orient(outer), row, name))
         for outer, inner in zip(
             op.outer_non_seqs(inputs), op.inner_non_seqs(self.inner), strict=True
         ):
@@ -280,19 +267,19 @@ class _Adoption:
         ):
             depth = -min(own)
             initial = initial_rows(buffer, depth, self.steps, self.rows)
-            if not initial.fits:
+            if initial is None:
                 raise NotAdoptableError(_misfit("a state"))
-            name = _name(initial.rows)
-            reads, only = last_reads(self.fgraph, out, depth == 1 and is_shared(initial.rows))
+            name = _name(initial)
+            reads, only = last_reads(self.fgraph, out, depth == 1 and is_shared(initial))
             if depth == 1 and reads and only:
-                start = only_row(initial.rows, buffer)
+                start = only_row(initial, buffer)
                 carry = Carry(start, variables[0], result, name)
                 self.loop.carries.append(carry)
                 self.finals.add(out)
                 self.outputs.append(_unread)
                 self.add_last_rows(reads, _result_of(carry))
                 continue
-            rows = flipped(initial.rows) if self.reverse and depth > 1 else initial.rows
+            rows = flipped(initial) if self.reverse and depth > 1 else initial
             state = State(rows, dict(zip(own, variables, strict=True)), result, name=name)
             self.loop.states.append(state)
             self.outputs.append(self.in_order(state))
@@ -350,19 +337,11 @@ class _Adoption:
 
     def set_length(self) -> None:
         """Say how many steps there are, where the sequences do not."""
-        sequences = [*self.loop.sequences, *self.unread]
-        for part in sequences:
-            if self.plain.agrees(part.outer, self.steps):
-                if part in self.unread:
-                    part.outer = self.orient(part.outer)
-                    self.loop.sequences.append(part)
-                return
+        if any(self.plain.agrees(part.outer, self.steps) for part in self.loop.sequences):
+            return
         known = constant_integer(self.node.inputs[0])
-        self.loop.n_steps = (
-            pt.cast(self.node.inputs[0], "int64")
-            if known is None
-            else pt.constant(known, dtype="int64")
-        )
+        given = self.node.inputs[0] if known is None else pt.constant(known, dtype="int64")
+        self.loop.n_steps = pt.cast(given, "int64")
 
 
 def _result_of(part: Carry) -> Maker:
@@ -393,14 +372,6 @@ def _name(variable: Variable) -> str | None:
     while variable.name is None and variable.owner is not None and len(variable.owner.inputs) == 1:
         variable = variable.owner.inputs[0]
     return variable.name.split("[")[0] if variable.name else None
-
-
-def step_of(op: Any) -> FunctionGraph:
-    """Return a copy of the step of a loop of `pytensor.scan`, rewritten as its mode asks."""
-    body = thaw_graph(op.fgraph)
-    undo_in_place(body)
-    rewrite_as_asked(body, op.mode)
-    return body
 
 
 def undo_in_place(body: FunctionGraph) -> None:
@@ -474,13 +445,8 @@ def adoption_record(fgraph: FunctionGraph) -> AdoptionRecord | None:
 
 
 class AdoptLoops(LoopRewrite):
-    """Replace loops of `pytensor.scan` by canonical loops.
-
-    Parameters
-    ----------
-    when_enabled : bool
-        Whether to do nothing unless adoption is switched on for the whole process.
-    """
+    """Replace loops of `pytensor.scan` by canonical loops; `when_enabled` is whether to do nothing
+    unless adoption is switched on for the whole process."""
 
     def __init__(self, when_enabled: bool) -> None:
         self.when_enabled = when_enabled

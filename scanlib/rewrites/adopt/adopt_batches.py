@@ -55,12 +55,7 @@ def adopt_batches(
     """Yield what replaces the results of batches of loops, and what reads rows of them.
 
     Batches of fewer axes come first; they are to be replaced before the next ones are asked for.
-
-    Parameters
-    ----------
-    fgraph : FunctionGraph
-    adopt : callable
-        Adopts the loops in a graph, where it can.
+    `adopt` adopts the loops in a graph, where it can.
     """
     nodes = [node for node in fgraph.toposort() if is_batch(node.op)]
     for rank in sorted({node.op.batch_ndim(node) for node in nodes}):
@@ -129,17 +124,10 @@ def _is_size(variable: Variable) -> bool:
 
 
 class Member:
-    """What is computed for one member of a batch.
+    """What is computed for one member of a batch, whose axes are the first `rank` of every
+    variable.
 
-    Parameters
-    ----------
-    rank : int
-        Number of axes of the batch, which are the first ones of every variable.
-
-    Attributes
-    ----------
-    batches : dict
-        From the variables that the graphs of a member begin with to the batches.
+    `batches` has the batches of the variables that the graphs of a member begin with.
     """
 
     def __init__(self, rank: int) -> None:

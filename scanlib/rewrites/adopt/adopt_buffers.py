@@ -34,28 +34,19 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.basic import Alloc, AllocEmpty
-from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
 from scanlib.lengths.arrays import Lengths, slice_of
 from scanlib.lengths.forms import LengthForm, number
 from scanlib.lengths.numbers import constant_index
 from scanlib.ops.gradient.cotangents import is_zeros, terms_of
-from scanlib.ops.graph import conform
+from scanlib.ops.graph import conform, lifted_row
 from scanlib.ops.loop import Carry, Loop, Output, Part, Sequence
 from scanlib.rewrites.simplify.last_rows import last_row_reads
 
 
-@dataclass
-class Initial:
-    """The first rows of a buffer, and whether exactly `steps` rows follow them."""
-
-    rows: Variable
-    fits: bool
-
-
-def initial_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths) -> Initial:
-    """Return the first `depth` rows of a buffer."""
+def initial_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths) -> Variable | None:
+    """Return the first `depth` rows of a buffer, None if other than `steps` rows may follow."""
     fits = rows.agrees(buffer, steps + depth)
     node, index = buffer.owner, slice_of(buffer.owner)
     if node is not None and isinstance(node.op, IncSubtensor) and node.op.set_instead_of_inc:
@@ -71,8 +62,8 @@ def initial_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths)
             if whole and (stop == given or empty):
                 more = rows.of(buffer) - steps
                 if fits or more == stop or (_is_opaque(more) and _is_opaque(stop)):
-                    return Initial(value, True)
-    return Initial(_head(buffer, depth), fits)
+                    return value
+    return _head(buffer, depth) if fits else None
 
 
 def _is_opaque(form: LengthForm) -> bool:
@@ -106,25 +97,15 @@ def first_row(buffer: Variable) -> Variable:
     return buffer[0]
 
 
-def _lifted_row(rows: Variable) -> Variable | None:
-    """Return the row that was made into an array of one row; None if there is none."""
-    node = rows.owner
-    if node is not None and isinstance(node.op, DimShuffle):
-        source = node.inputs[0]
-        if node.op.new_order == ("x", *range(source.type.ndim)):
-            return source
-    return None
-
-
 def only_row(rows: Variable, buffer: Variable) -> Variable:
     """Return the row that was made into a buffer's only initial row."""
-    row = _lifted_row(rows)
+    row = lifted_row(rows)
     return first_row(buffer) if row is None else row
 
 
 def is_shared(rows: Variable) -> bool:
     """Whether a state starts from what a shared variable holds."""
-    return isinstance(_lifted_row(rows), SharedVariable)
+    return isinstance(lifted_row(rows), SharedVariable)
 
 
 @dataclass

@@ -120,13 +120,7 @@ class BodySizes:
         return shape
 
     def __call__(self, variable: Variable) -> Sequence[Variable]:
-        """Return the shape of a variable.
-
-        Raises
-        ------
-        NotAffineError
-            If it depends on what a step computes.
-        """
+        """Return the shape of a variable; `NotAffineError` where a step computes it."""
         self.learn([variable])
         shape = [size for size in self.known[variable] if size is not None]
         if len(shape) < variable.type.ndim:

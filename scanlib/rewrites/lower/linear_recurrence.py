@@ -88,12 +88,7 @@ class NotLinearError(Exception):
 
 
 def check_sparsity(values: Sequence[Variable], nexts: Sequence[Variable]) -> None:
-    """Refuse many numbers few of which depend on one another, before anything is computed.
-
-    Raises
-    ------
-    NotLinearError
-    """
+    """Refuse many numbers few of which depend on one another, before anything is computed."""
     if len(values) <= SMALL or any(value.type.ndim for value in values):
         return
     used = sum(mask.bit_count() for mask in reached_by(values, nexts))
@@ -109,18 +104,8 @@ def check_joined_cost(
 ) -> None:
     """Refuse systems of which too much is missing.
 
-    Parameters
-    ----------
-    sizes, ranks : sequence
-        Of each state, without its batch.
-    full : sequence of sequence of int
-        For each next value, the states that all its items read.
-    per_step : bool
-        Whether the joined matrix differs from step to step.
-
-    Raises
-    ------
-    NotLinearError
+    `sizes` and `ranks` are those of the states without their batch; `full` has for each next value
+    the states that all its items read. The joined matrix may differ from step to step (`per_step`).
     """
     known = [size for size in sizes if size is not None]
     if len(known) == len(sizes) and sum(known) <= (SMALL_PER_STEP if per_step else SMALL):
@@ -139,18 +124,8 @@ def check_joined_cost(
 def check_step_matrices(loop: Loop, steps: Mapping[Variable, Variable], matrix: Variable) -> None:
     """Refuse recurrences whose matrices of all steps cost more than what they are made of.
 
-    Parameters
-    ----------
-    loop : Loop
-        The loop, whose steps either read matrices that differ from step to step, or do not.
-    steps : mapping of Variable to Variable
-        The next value of every recurrent value in the loop's body.
-    matrix : Variable
-        The matrix of one step, with the state's other axes in front of its own two.
-
-    Raises
-    ------
-    NotLinearError
+    `steps` has the next value of every recurrent value in the loop's body; `matrix` is that of one
+    step, with the state's other axes in front of its own two.
     """
     rows = {sequence.row for sequence in loop.sequences}
     if not rows.intersection(ancestors([matrix])) or _step_has_matrices(steps, rows):
@@ -208,19 +183,10 @@ def _factors(node: Apply) -> list[Variable]:
 class Roles:
     """The roles of the parts of a loop around one matrix recurrence.
 
-    Attributes
-    ----------
-    slots : list of Slot
-        What the state of the recurrence is joined of.
-    recurrence : MatrixRecurrence
-    sums : list of (Carry, Variable)
-        The carries that add up, with what a step adds.
-    shift : Variable, optional
-        See `shift_carries`.
-    mask : Variable, optional
-        Which items of the matrix are there; None: all.
-    pieces : Pieces, optional
-        Where the slots stand in a row of the state. None if it is the one slot as it stands.
+    The state of the recurrence is joined of `slots`. `sums` are the carries that add up, with what
+    a step adds; `shift` is that of `shift_carries`. `mask` says which items of the matrix are there
+    (None: all), `pieces` where the slots stand in a row of the state: None if it is the one slot as
+    it stands.
     """
 
     slots: list[Slot]
@@ -234,12 +200,7 @@ class Roles:
 def find_recurrence(node: Apply, at_any_cost: bool = False) -> tuple[Loop, Roles]:
     """Return a loop around one matrix recurrence: the one of a node, or that of all its parts.
 
-    See `lower_linear.lower_linear`.
-
-    Raises
-    ------
-    NotLinearError
-        If the loop is of another form.
+    See `lower_linear.lower_linear`. `NotLinearError` if the loop is of another form.
     """
     if node.op.recompute:
         raise NotLinearError("its steps are segments of a checkpointed loop")
@@ -288,12 +249,8 @@ def shift_carries(loop: Loop) -> dict[Part, Variable]:
     Cotangents are such carries: a step adds what its own result is owed to what later steps owe.
     With ``c' = M u``, the recurrence is ``u' = M u + g'`` with the `g` of the step that follows:
     all values of `u`, which outputs and sums read, come from the recurrence, and ``M g`` is not
-    computed. The loop is changed to have the `u` in the place of the `c`.
-
-    Returns
-    -------
-    dict
-        The `g` of each carry; none where the loop was not changed.
+    computed. The loop is changed to have the `u` in the place of the `c`; the `g` of each carry is
+    returned, none where it was not changed.
     """
     _, recurrent = split_sums(loop)
     outputs = loop.body_outputs()
@@ -594,12 +551,7 @@ class _Search:
 
 
 def check_maps(loop: Loop, parts: Roles) -> None:
-    """Refuse loops that compute something beside the recurrence that is not for a batch.
-
-    Raises
-    ------
-    NotLinearError
-    """
+    """Refuse loops that compute something beside the recurrence that is not for a batch."""
     recurrence = parts.recurrence
     states = {v: v for slot in parts.slots for v in (slot.value, slot.next)}
     varying = {sequence.row: sequence.outer for sequence in loop.sequences}

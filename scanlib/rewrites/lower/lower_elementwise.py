@@ -67,10 +67,7 @@ class LowerElementwiseLoops(LowersLoops):
 def lower_elementwise(loop: Loop) -> Apply:
     """Return the lowered node of a loop, whose inputs and body are edited on the way.
 
-    Raises
-    ------
-    NotElementwiseError
-        If its body is not elementwise.
+    `NotElementwiseError` if its body is not elementwise.
     """
     specialize_elementwise(loop)
     scalar = scalar_loop(loop)
@@ -83,11 +80,8 @@ def lower_elementwise(loop: Loop) -> Apply:
 def specialize_elementwise(loop: Loop) -> None:
     """Run PyTensor's rewrites on a body that may be elementwise then.
 
-    Raises
-    ------
-    NotElementwiseError
-        If it multiplies matrices, factorizes or solves. Bodies are canonical, and no other rewrite
-        takes out what they have of these, but where an axis may have one item.
+    `NotElementwiseError` if it multiplies matrices, factorizes or solves: bodies are canonical, and
+    no other rewrite takes out what they have of these, but where an axis may have one item.
     """
     if config.scanlib__simplify:
         for node in toposort(loop.body_outputs()):
@@ -147,8 +141,6 @@ def absorb_producers(fgraph: FunctionGraph, node: Apply) -> Loop:
             if part.row in read:
                 added.append(part)  # until what reads it is part of the step
                 continue
-            if part.outer.owner is None or not _is_read_once(loop, part.outer):
-                continue
             if any(client not in absorbed for client, _ in fgraph.clients[part.outer]):
                 continue
             new = _absorb(loop, part, rows)
@@ -159,13 +151,6 @@ def absorb_producers(fgraph: FunctionGraph, node: Apply) -> Loop:
         loop.substitute(rows)
         pending = added
     return loop
-
-
-def _is_read_once(loop: Loop, variable: Variable) -> bool:
-    """Whether a variable is one sequence of a loop, and nothing else of it."""
-    if sum(part.outer is variable for part in loop.sequences) > 1:
-        return False
-    return all(part.outer is not variable for part in loop.non_sequences)
 
 
 def _absorb(

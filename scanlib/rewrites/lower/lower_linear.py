@@ -75,19 +75,9 @@ def lower_linear(
 ) -> list[Variable | None]:
     """Return what replaces each output of a loop that is read, as graphs of its inputs.
 
-    Parameters
-    ----------
-    node : Apply
-    read : list of bool
-    step_products : bool
-        See `scanlib.ops.linker_features.CompilesStepProducts`.
-    at_any_cost : bool
-        Whether not to ask what the matrices cost; the loop need not have been simplified then.
-
-    Raises
-    ------
-    NotLinearError
-        If the loop is of another form.
+    For `step_products` see `scanlib.ops.linker_features.CompilesStepProducts`. `at_any_cost` is not
+    to ask what the matrices cost; the loop need not have been simplified then. `NotLinearError` if
+    the loop is of another form.
     """
     loop, parts = find_recurrence(node, at_any_cost)
     detached = detach(loop)

@@ -87,14 +87,9 @@ def _rows(loop: Loop, histories: Sequence[Variable]) -> list[Variable]:
 class Linearization:
     """How the steps of a loop are linearized.
 
-    Attributes
-    ----------
-    loop : Loop
-    axes : list of int
-        The axes of the states that are axes of a batch: its members converge each by itself.
-    diagonals : dict of Coupling to Variable, or None
-        For each coupling that counts, an expression in the body: what stands for the Jacobian, a
-        number for each item of a state. None for the Jacobian itself.
+    `axes` of the states are axes of a batch: its members converge each by itself. `diagonals` has,
+    for each coupling that counts, an expression in the body, a number for each item of a state:
+    what stands for the Jacobian. None for the Jacobian itself.
     """
 
     loop: Loop
@@ -112,13 +107,8 @@ class Linearization:
         """Return the corrections of all states at all steps, and the residuals.
 
         The corrections are the states of an affine loop. Where its steps multiply with matrices, it
-        is a matrix recurrence, whatever its matrices of all steps cost.
-
-        Parameters
-        ----------
-        histories : sequence of Variable
-        kept : Variable or None
-            The share `κ` of the Jacobians that is kept, for each member; None for all of it.
+        is a matrix recurrence, whatever its matrices of all steps cost. `kept` is the share `κ` of
+        the Jacobians that is kept, for each member; None for all of it.
         """
         states = self.loop.states
         steps = at_all_steps(self.loop, histories, "correction")
@@ -182,14 +172,8 @@ class Linearization:
 
 
 def linearize(loop: Loop, jacobian: str) -> Linearization:
-    """Return how the steps of a loop are linearized, with the Jacobian that is asked for.
-
-    Parameters
-    ----------
-    loop : Loop
-    jacobian : {"auto", "full", "block", "diagonal"}
-        See `scanlib.ops.lowered.newton_scan.Newton`.
-    """
+    """Return how the steps of a loop are linearized, with the Jacobian that is asked for; see
+    `scanlib.ops.lowered.newton_scan.Newton`."""
     states = loop.states
     taps = [list(state.taps.values()) for state in states]
     nexts = [state.next for state in states]
@@ -316,7 +300,8 @@ def _step(node: Apply, found: dict[Variable, _Moved], live: set[Variable]) -> _M
     if isinstance(node.op, Elemwise) and node.outputs[0].type.ndim == 1:
         total: _Moved | None = None
         for each in own:
-            units = [_unit(v, v is each) if v in live else v for v in node.inputs]
+            fill = {v: pt.ones_like(v) if v is each else pt.zeros_like(v) for v in own}
+            units = [fill.get(v, v) for v in node.inputs]
             part = found[each].scaled(node.op(*units))
             total = part if total is None else total.plus(part)
         return total
@@ -335,10 +320,6 @@ def _step(node: Apply, found: dict[Variable, _Moved], live: set[Variable]) -> _M
             rest = _sum(rest, ((matrix * w.T) @ a) * b)
         return _Moved(None, products, rest)
     return None
-
-
-def _unit(value: Variable, is_one: bool) -> Variable:
-    return pt.ones_like(value) if is_one else pt.zeros_like(value)
 
 
 # Adaptive damping: the share of the Jacobian that is kept shrinks where an iterate is not, grows
@@ -409,14 +390,8 @@ def _run_if(failed: Variable, loop: Loop, histories: Sequence[Variable]) -> list
 class _Members:
     """What the iterations carry for each member.
 
-    Attributes
-    ----------
-    converged, lost : Carry
-        Whether no more is to be done, or can be.
-    kept : Carry
-        The share of the Jacobian that is kept.
-    residual, step : Carry
-        The largest residual of the best iterate, and its step.
+    Whether no more is to be done (`converged`), or can be (`lost`); the share of the Jacobian that
+    is kept; the largest residual of the best iterate, and its step.
     """
 
     converged: Carry

@@ -80,16 +80,10 @@ class NotPeelableError(Exception):
 class OverTime:
     """Evaluates body variables for all steps at once.
 
-    Parameters
-    ----------
-    loop : Loop
-        Its non-sequences are the same at every step.
-    varying : mapping of Variable to Variable
-        Body variables that differ, and all their values, time first.
-    step_products : bool
-        Whether products of all steps are one `StepProducts`; see `CompilesStepProducts`.
-    length : Variable, optional
-        The number of steps, where it is another than the loop's.
+    The loop's non-sequences are the same at every step; `varying` has body variables that differ,
+    and all their values, time first. With `step_products`, products of all steps are one
+    `StepProducts` (see `CompilesStepProducts`). `length` is the number of steps, where it is
+    another than the loop's.
     """
 
     def __init__(
@@ -111,12 +105,7 @@ class OverTime:
         self.given.add(variable)
 
     def check(self, variables: Iterable[Variable]) -> None:
-        """Raise an error if something above the variables is not for a batch.
-
-        Raises
-        ------
-        NotPeelableError
-        """
+        """Raise `NotPeelableError` if something above the variables is not for a batch."""
         differ = set(self.varying)
         for node in toposort(list(variables), blockers=[*self.fixed, *self.varying]):
             if differ.isdisjoint(node.inputs):
@@ -207,22 +196,15 @@ class OverTime:
 
     def _written(self, node: Apply) -> Variable:
         """Return arrays of which a part was set or added to, at places that may differ."""
-        arrays, (places, varies) = self.rows(node.inputs[0]), self._places(node)
-        index: tuple[Any, ...] = (slice(None), *places)
-        if varies:
+        arrays, found = self.rows(node.inputs[0]), [self.value(place) for place in node.inputs[2:]]
+        places = [place for place, _ in found]
+        index: tuple[Any, ...] = (slice(None), *indices_from_subtensor(places, node.op.idx_list))
+        if any(varies for _, varies in found):
             index = (pt.arange(self.length), checked_places(places[0], arrays, axis=1))
         target = arrays[index]
         change = pt.set_subtensor if node.op.set_instead_of_inc else pt.inc_subtensor
         values = self.rows(node.inputs[1])
         return change(target, with_axes(values, 1, target.type.ndim - values.type.ndim))
-
-    def _places(self, node: Apply) -> tuple[list[Any], bool]:
-        """Return the indices at which a node writes, and whether they differ from step to step."""
-        found = [self.value(place) for place in node.inputs[2:]]
-        places = [place for place, _ in found]
-        if any(varies for _, varies in found):
-            return places, True
-        return list(indices_from_subtensor(places, node.op.idx_list)), False
 
     def _kernel(self, node: Apply) -> Variable | None:
         """Return a node's values as a loop of elementwise work; see `split_cost`.
@@ -258,14 +240,8 @@ class OverTime:
     ) -> list[Variable | None]:
         """Return those results of a loop that are read, None for the others.
 
-        Parameters
-        ----------
-        loop : Loop
-        read : sequence of bool
-        known : mapping
-            The results of parts that a loop computes.
-        sums : iterable of (State or Carry, Variable)
-            The parts that are sums over time, with what a step adds.
+        `known` are the results of parts that a loop computes, `sums` the parts that are sums over
+        time, with what a step adds.
         """
         added = dict(sums)
         found: list[Variable | None] = []

@@ -80,7 +80,7 @@ from pytensor.tensor.subtensor import (
 )
 
 from scanlib._compat import INDEX_READS, INDEXED_BY_VECTOR, LOG_SUM_EXP, split_of
-from scanlib.ops.graph import applies, core_op, is_linear_algebra, is_tensor
+from scanlib.ops.graph import applies, core_op, is_dense, is_linear_algebra, is_tensor
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 
@@ -93,7 +93,7 @@ _ONE_PASS: tuple[type, ...] = (
     *(MakeVector, Reshape, Shape, Shape_i, Softmax, SpecifyShape, Subtensor),
     *([] if LOG_SUM_EXP is None else [LOG_SUM_EXP]),
 )
-_LIGHT = (*_VIEWS, *_ONE_PASS, CheckAndRaise, CumOp, ExtractDiag)
+_LIGHT = (*_VIEWS, *_ONE_PASS, ARange, CheckAndRaise, CumOp, ExtractDiag)
 
 # Which input is the first of those that say how large a result is.
 _FIRST_SIZES: dict[type, int] = {
@@ -119,7 +119,7 @@ def batch_rank(node: Apply) -> int:
 
 def kind(node: Apply, varies: Callable[[Variable], bool]) -> str:
     """Return the kind of a node of a body; `varies` says what differs from step to step."""
-    if not all(is_tensor(v) or _is_scalar(v) for v in (*node.inputs, *node.outputs)):
+    if not all(map(is_dense, (*node.inputs, *node.outputs))):
         return BOUND
     op = core_op(node)
     if isinstance(op, Dot):
@@ -135,13 +135,17 @@ def kind(node: Apply, varies: Callable[[Variable], bool]) -> str:
     if isinstance(op, Split):
         _, axis, sizes = split_of(node)
         return BOUND if axis is None or varies(sizes) else LIGHT
-    if isinstance(op, ARange):
-        return BOUND if any(varies(inp) for inp in node.inputs) else LIGHT
     if isinstance(op, Subtensor | IncSubtensor):
-        return LIGHT if _fixed_places(node, varies) or varying_index(node, varies) else BOUND
-    if isinstance(op, Alloc | Reshape | Eye) and not _fixed_sizes(node, varies):
-        return BOUND
-    return LIGHT if isinstance(op, _LIGHT) else BOUND
+        places = node.inputs[2 if isinstance(op, IncSubtensor) else 1 :]
+        moves = any(map(varies, places)) and not varying_index(node, varies)
+        return BOUND if moves else LIGHT
+    return LIGHT if isinstance(op, _LIGHT) and not any(map(varies, _sizes(node))) else BOUND
+
+
+def _sizes(node: Apply) -> list[Variable]:
+    """Return the inputs that say how large a node's result is."""
+    found = [n for kind, n in _FIRST_SIZES.items() if isinstance(core_op(node), kind)]
+    return node.inputs[found[0] :] if found else []
 
 
 def of_differing_shapes(roots: list[Variable], varying: Iterable[Variable]) -> set[Variable]:
@@ -174,14 +178,7 @@ def _has_a_size_of_its_own(node: Apply, varies: Callable[[Variable], bool]) -> b
         return any(isinstance(v, Variable) and varies(v) for v in (*masks, *bounds))
     if isinstance(op, Scan | ElemwiseScan):
         return op.signature.has_stop or (op.signature.has_n_steps and varies(node.inputs[0]))
-    first = next((n for kind, n in _FIRST_SIZES.items() if isinstance(op, kind)), None)
-    return first is not None and any(map(varies, node.inputs[first:]))
-
-
-def _is_scalar(variable: Variable) -> bool:
-    return getattr(variable.type, "dtype", None) is not None and not hasattr(
-        variable.type, "format"
-    )
+    return any(map(varies, _sizes(node)))
 
 
 def _kind_of_product(node: Apply, varies: Callable[[Variable], bool]) -> str:
@@ -198,11 +195,6 @@ def multiplies_in_batches(dtype: str) -> bool:
     return dtype.startswith(("float", "complex"))
 
 
-def _fixed_places(node: Apply, varies: Callable[[Variable], bool]) -> bool:
-    arrays = 2 if isinstance(node.op, IncSubtensor) else 1
-    return not any(varies(inp) for inp in node.inputs[arrays:])
-
-
 def _is_lookup(node: Apply, varies: Callable[[Variable], bool]) -> bool:
     """Whether a node reads rows of an array that is the same at every step."""
     if len(node.inputs) != 2 or varies(node.inputs[0]) or node.inputs[1].type.dtype == "bool":
@@ -211,11 +203,6 @@ def _is_lookup(node: Apply, varies: Callable[[Variable], bool]) -> bool:
         return True
     places = node.op.idx_list
     return len(places) == 1 and not isinstance(places[0], slice)
-
-
-def _fixed_sizes(node: Apply, varies: Callable[[Variable], bool]) -> bool:
-    arrays = 0 if isinstance(node.op, Eye) else 1
-    return not any(varies(inp) for inp in node.inputs[arrays:])
 
 
 def multiplies_a_vector(node: Apply, varies: Callable[[Variable], bool]) -> bool:
@@ -234,14 +221,11 @@ def varying_index(node: Apply, differs: Callable[[Variable], bool]) -> bool:
     if not isinstance(node.op, Subtensor | IncSubtensor):
         return False
     places = node.inputs[1:] if isinstance(node.op, Subtensor) else node.inputs[2:]
-    if len(places) != 1 or not differs(places[0]) or not _from_integer(places[0]):
+    if len(places) != 1 or not differs(places[0]):
         return False
-    first, *rest = indices_from_subtensor(places, node.op.idx_list)
-    return first is places[0] and all(index == slice(None) for index in rest)
-
-
-def _from_integer(place: Variable) -> bool:
-    return place.owner is not None and isinstance(place.owner.op, ScalarFromTensor)
+    maker, (first, *rest) = places[0].owner, indices_from_subtensor(places, node.op.idx_list)
+    is_integer = maker is not None and isinstance(maker.op, ScalarFromTensor)
+    return is_integer and first is places[0] and all(index == slice(None) for index in rest)
 
 
 def is_view(node: Apply) -> bool:

@@ -1,9 +1,8 @@
 """Slices written into zeros.
 
-The gradient of taking a value apart, as the gates of a recurrent network are taken from one matrix
-product, writes each slice's cotangent into zeros of the whole. So does that of a loop which starts
-from the first row of an array and reads the others. Written as a join it is one pass over memory
-instead of one for the zeros and one for each slice. The gradient of a loop's sequence is rows in an
+The gradient of a loop which starts from the first row of an array and reads the others writes each
+slice's cotangent into zeros of the whole. Written as a join it is one pass over memory instead of
+one for the zeros and one for each slice. The gradient of a loop's sequence is rows in an
 array of zeros that is nearly always full: a `PaddedRows`.
 """
 
@@ -15,7 +14,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import node_rewriter
-from pytensor.graph.traversal import toposort, walk
+from pytensor.graph.traversal import walk
 from pytensor.tensor.basic import Alloc, ScalarFromTensor
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
@@ -23,8 +22,6 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 from scanlib.lengths.numbers import constant_index
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.graph import substitute
-from scanlib.ops.loop import Loop
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 
 
@@ -34,20 +31,6 @@ class _Slice(NamedTuple):
     start: object
     stop: object
     value: Variable
-
-
-def join_slices(loop: Loop) -> None:
-    """Replace chains of slices written into zeros inside a body; `loop` is edited."""
-    nodes = list(toposort(loop.body_outputs()))
-    if not any(isinstance(node.op, IncSubtensor) for node in nodes):
-        return
-    found = {}
-    for node in nodes:
-        joined = _joined(node)
-        if joined is not None and node.outputs[0].type.is_super(joined.type):
-            found[node.outputs[0]] = joined
-    if found:
-        loop.substitute(_last_of_chains(found))
 
 
 @node_rewriter([IncSubtensor])
@@ -100,14 +83,6 @@ def _behind_zeros(node: Apply) -> Variable | None:
     # Made by `pt.alloc`, it would have the graph of its sizes rewritten for their static values.
     zeros = Apply(whole.op, [zero, length - rows.shape[0], *sizes], [kind()]).outputs[0]
     return pt.join(0, zeros, rows)
-
-
-def _last_of_chains(found: dict[Variable, Variable]) -> dict[Variable, Variable]:
-    """Return replacements whose values refer to one another where slices are joins, too."""
-    done: dict[Variable, Variable] = {}
-    for old, new in found.items():
-        done[old] = substitute([new], done)[0]
-    return done
 
 
 def _joined(node: Apply) -> Variable | None:

@@ -8,7 +8,7 @@ from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import Alloc
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.ops.graph import applies, depends_on, substitute
@@ -49,7 +49,8 @@ _canonical = BodyRewrite(_canonicalize, settles=True)
 def hoist_invariants(edit: LoopEdit) -> None:
     """Compute what depends on non-sequences alone once, outside the loop."""
     loop = edit.loop
-    varying = [variable for variable in loop.body_inputs() if not _is_invariant(edit, variable)]
+    outer_of = {part.inner: part.outer for part in loop.non_sequences}
+    varying = [variable for variable in loop.body_inputs() if variable not in outer_of]
     outputs = loop.body_outputs()
     dependent = depends_on(outputs, varying)
     found: dict[Variable, None] = {}
@@ -61,7 +62,6 @@ def hoist_invariants(edit: LoopEdit) -> None:
         _collect(out, dependent, found)
     if not found:
         return
-    outer_of = {part.inner: part.outer for part in loop.non_sequences}
     replacements: dict[Variable, Variable] = {}
     hoisted = substitute(list(found), outer_of)
     for inner, outer in zip(found, hoisted, strict=True):
@@ -70,10 +70,6 @@ def hoist_invariants(edit: LoopEdit) -> None:
         replacements[inner] = new
     loop.substitute(replacements)
     edit.changed = True
-
-
-def _is_invariant(edit: LoopEdit, variable: Variable) -> bool:
-    return any(part.inner is variable for part in edit.loop.non_sequences)
 
 
 def _collect(variable: Variable, dependent: set[Variable], found: dict[Variable, None]) -> None:
@@ -100,9 +96,7 @@ def _worth_hoisting(variable: Variable) -> bool:
         return False
     if getattr(variable.type, "ndim", 0) > 0:
         return True
-    return any(_is_expensive(above.op) for above in toposort([variable]))
-
-
-def _is_expensive(op: object) -> bool:
-    scalar_op = op.scalar_op if isinstance(op, Elemwise) else op
-    return not isinstance(scalar_op, (*_CHEAP, *_NOT_WORTH_IT))
+    return not all(
+        applies(above, _CHEAP) or isinstance(above.op, _NOT_WORTH_IT)
+        for above in toposort([variable])
+    )

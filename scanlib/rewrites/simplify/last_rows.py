@@ -143,10 +143,6 @@ def _last_row(node: Apply, position: int, needs_step: bool) -> LastRow | None:
     return LastRow(node.outputs[0], -back, indices[1:], needs_step, several)
 
 
-def _has_branches(fgraph: FunctionGraph) -> bool:
-    return any(isinstance(node.op, IfElse) for node in fgraph.apply_nodes)
-
-
 def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
     """Stop storing histories of which only last rows are read.
 
@@ -160,6 +156,7 @@ def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
     if loop.reverse:
         return edit.replacements() if unread else {}
     length = edit.node.op.steps_of(edit.node).known()
+    has_branches = any(isinstance(node.op, IfElse) for node in edit.fgraph.apply_nodes)
     pending: list[tuple[State, list[LastRow]]] = []
     for state in loop.states:
         if state.untraced or not edit.is_read(state):
@@ -168,7 +165,7 @@ def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
         if not only or not reads:
             continue
         # A branch that is not taken reads no row: the loop must not miss it. See `check_last_rows`.
-        if all(read.exists(length) for read in reads) or not _has_branches(edit.fgraph):
+        if all(read.exists(length) for read in reads) or not has_branches:
             pending.append((state, reads))
     if not pending:
         return edit.replacements() if unread else {}

@@ -25,10 +25,7 @@ NAMES = "local_check_parameter_to_ninf_switch", "local_remove_check_parameter"
 class ChecksInSteps(LoopRewrite):
     """Run a rewrite of checks on the steps of loops, and on those of loops inside of them.
 
-    Parameters
-    ----------
-    rewrite : str
-        The name of the rewrite, which stands beside PyTensor's canonicalization.
+    It has a name, and stands beside PyTensor's canonicalization.
     """
 
     def __init__(self, rewrite: str) -> None:

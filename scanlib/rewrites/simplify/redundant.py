@@ -21,11 +21,10 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib._compat import freeze_graph
 from scanlib.lengths.numbers import constant_integer
-from scanlib.ops.graph import is_tensor, substitute
+from scanlib.ops.graph import is_tensor, lifted_row, substitute
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State, past_rows
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask, steps_of
@@ -213,18 +212,8 @@ def _start_key(part: State | Carry) -> Hashable:
     """Return what must be equal for two parts to start equal."""
     if isinstance(part, Carry):
         return (1, part.initial, part.type)
-    initial = _without_expansion(part.initial) if part.depth == 1 else part.initial
-    return (part.depth, initial, part.type)
-
-
-def _without_expansion(initial: Variable) -> Variable:
-    """Return `y` for an initial history that is one row ``expand_dims(y, 0)``."""
-    node = initial.owner
-    if node is not None and isinstance(node.op, DimShuffle):
-        ndim = node.inputs[0].type.ndim
-        if node.op.new_order == ("x", *range(ndim)):
-            return node.inputs[0]
-    return initial
+    row = lifted_row(part.initial) if part.depth == 1 else None
+    return (part.depth, part.initial if row is None else row, part.type)
 
 
 def _assumed(groups: list[list[State | Carry]]) -> dict[Variable, Variable]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from operator import attrgetter
 
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
@@ -34,9 +35,8 @@ def mergeable(first: Apply, second: Apply) -> bool:
     a, b = first.op.signature, second.op.signature
     if a.reverse != b.reverse or a.has_stop or b.has_stop:
         return False
-    if first.op.truncate_gradient != second.op.truncate_gradient:
-        return False
-    if first.op.checkpoint != second.op.checkpoint or first.op.recompute != second.op.recompute:
+    options = attrgetter("truncate_gradient", "checkpoint", "recompute")
+    if options(first.op) != options(second.op):
         return False
     return _same_length(first, second) and bool(_data(first) & _data(second))
 
@@ -60,10 +60,9 @@ def _data(node: Apply) -> set[Variable]:
 
 def independent(first: Apply, second: Apply) -> bool:
     """Whether neither loop reads what the other computes."""
-    above_first = set(ancestors(first.inputs))
-    above_second = set(ancestors(second.inputs))
-    return not above_first.intersection(second.outputs) and not above_second.intersection(
-        first.outputs
+    return all(
+        set(ancestors(one.inputs)).isdisjoint(other.outputs)
+        for one, other in ((first, second), (second, first))
     )
 
 
@@ -159,7 +158,8 @@ class SimplifyLoops(LoopRewrite):
             done.add(node.op)
             return False
         replacements = edit.replacements()
-        done.update(new.owner.op for new in replacements.values() if _is_result(new))
+        owners = [new.owner for new in replacements.values() if new.owner is not None]
+        done.update(owner.op for owner in owners if is_loop(owner))
         replace(fgraph, replacements, "scanlib_simplify")
         return True
 
@@ -198,10 +198,6 @@ class CheckLastRows(LoopRewrite):
         for node in SimplifyLoops.loops(fgraph):
             with self.attempt(fgraph, node):
                 replace(fgraph, check_last_rows(fgraph, node), "scanlib_check_last_rows")
-
-
-def _is_result(variable: Variable) -> bool:
-    return variable.owner is not None and is_loop(variable.owner)
 
 
 def replace(fgraph: FunctionGraph, replacements: dict[Variable, Variable], reason: str) -> None:

@@ -115,15 +115,8 @@ def store(
     """Let one loop store values, and another one read them; return the first one's new node.
 
     None, with nothing changed, where the first loop is not elementwise with what it would store.
-
-    Parameters
-    ----------
-    nodes, loops : pair
-        The maker and its reader as they stand in the graph, and taken apart.
-    chosen : dict
-        From values of the reader's body to the equal ones of the maker's.
-    apply : callable
-        Makes the node of a loop.
+    The pairs are the maker and its reader as they stand in the graph, and taken apart; `chosen` has
+    equal values of the reader's body and of the maker's; `apply` makes the node of a loop.
     """
     (maker, reader), (source, target) = nodes, loops
     stored = {value: output_of(source, twin) for value, twin in chosen.items()}

@@ -39,13 +39,11 @@ from scanlib.ops.linker_features import (
 from scanlib.ops.loop import Loop, Output, Part, Sequence, State, past_rows
 from scanlib.ops.loop_rewrite import LoopRewrite, record_in
 from scanlib.ops.row_ops.checked_rows import CheckedValue
-from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import Detached, detach
 from scanlib.rewrites.lower.canonical_loop import canonical_loop, sizes_from_outside
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, is_elementwise
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.over_time.peel import OverTime
-from scanlib.rewrites.over_time.written_rows import join_slices
 from scanlib.rewrites.simplify.last_rows import is_loop
 from scanlib.rewrites.simplify.simplify import replace
 from scanlib.rewrites.split.split_parts import SplitParts
@@ -100,11 +98,8 @@ def sub_loop(loop: Loop, parts: Iterable[Part]) -> tuple[Loop, dict[Part, Any]]:
 class SplitLoops(LoopRewrite):
     """Take loops apart; see the module's text.
 
-    Parameters
-    ----------
-    maps_only : bool
-        Whether only those loops are replaced that a later lowering would keep alive: maps, and
-        elementwise loops that add up outer products.
+    With `maps_only`, only those that a later lowering would keep alive: maps, and elementwise loops
+    that add up outer products.
     """
 
     def __init__(self, maps_only: bool = False) -> None:
@@ -116,8 +111,10 @@ class SplitLoops(LoopRewrite):
             return
         # Segments of a checkpointed loop stay whole: what a batch stores is what they save.
         step_products = compiles_step_products(fgraph)
-        for node in reversed([n for n in fgraph.toposort() if is_loop(n) and _may_split(n.op)]):
-            if node in fgraph.apply_nodes and not (self.maps_only and not _leaves_early(node)):
+        for node in reversed([n for n in fgraph.toposort() if is_loop(n)]):
+            if node.op.recompute or node.op.signature.has_stop or node not in fgraph.apply_nodes:
+                continue
+            if not self.maps_only or _leaves_early(node):
                 with self.attempt(fgraph, node):
                     self.take_apart(fgraph, node, step_products)
 
@@ -134,11 +131,7 @@ class SplitLoops(LoopRewrite):
         replace(fgraph, made, "scanlib_split")
         record_in(fgraph, SplitRecord).notes.append(note)
         for part in [n for n in fgraph.apply_nodes if is_loop(n) and n not in before]:
-            lower(fgraph, part)
-
-
-def _may_split(op: Scan) -> bool:
-    return not op.recompute and not op.signature.has_stop
+            LowerLinearLoops.lower(fgraph, part) or LowerElementwiseLoops.lower(fgraph, part)
 
 
 def keeps_loops_whole(fgraph: FunctionGraph) -> bool:
@@ -169,27 +162,21 @@ def _leaves_early(node: Apply) -> bool:
     )
 
 
-def lower(fgraph: FunctionGraph, node: Apply) -> bool:
-    """Lower a loop that a split left; return whether it could be."""
-    return LowerLinearLoops.lower(fgraph, node) or LowerElementwiseLoops.lower(fgraph, node)
-
-
 def split(
     node: Apply, read: list[bool], step_products: bool = False
 ) -> tuple[list[Variable | None], tuple[str, str]] | None:
     """Return what replaces each output of a loop that is read, None if the loop stays."""
     loop = canonical_loop(node)
     sizes_from_outside(loop)
-    join_slices(loop)
     parts = SplitParts(loop)
-    if not parts.plan() and not _is_only_sums(parts):
+    if not parts.plan() and (parts.recurrent or not parts.sums):
         return None
     if not parts.recurrent:
         rows = {v: v.type.clone(shape=(None, *v.type.shape))() for v in parts.before}
         rest, *_ = remaining_loop(parts, rows)
         if _reads_what_left(rest):
             return None
-        if not _lowers(rest):
+        if rest.body_outputs() and not is_elementwise(Loop.from_node(rest.apply().node)):
             parts.take_all_sums()
     if not (parts.before or parts.outputs or parts.taken_sums):
         return None
@@ -203,10 +190,6 @@ def split(
     return detached.attach(values), note
 
 
-def _is_only_sums(parts: SplitParts) -> bool:
-    return not parts.recurrent and bool(parts.sums)
-
-
 def _reads_what_left(rest: Loop) -> bool:
     """Whether what remains reads a part of the loop that does not remain: a sum of sums, say."""
     given = rest.body_inputs()
@@ -214,11 +197,6 @@ def _reads_what_left(rest: Loop) -> bool:
         root not in given and not isinstance(root, Constant)
         for root in graph_inputs(rest.body_outputs(), blockers=given)
     )
-
-
-def _lowers(rest: Loop) -> bool:
-    """Whether the loop of what remains is elementwise, or there is none."""
-    return not rest.body_outputs() or is_elementwise(Loop.from_node(rest.apply().node))
 
 
 def remaining_loop(

@@ -43,20 +43,10 @@ from scanlib.rewrites.over_time.split_cost import (
 class SplitParts:
     """The plan for one loop.
 
-    Attributes
-    ----------
-    sums : list of (State or Carry, Variable)
-        Carries, and states that are not stored, that only add up, and what a step adds.
-    recurrent : list of State or Carry
-        All others.
-    before : list of Variable
-        Early values that the loop reads as rows instead of computing them.
-    outputs : list of Output
-        Outputs that are evaluated as a batch.
-    taken_sums : list of (State or Carry, Variable)
-        Sums that become sums over rows or matrix products.
-    stored : list of Variable
-        Values that the loop stores for these.
+    `sums` are carries, and states that are not stored, that only add up, with what a step adds;
+    `recurrent` are all others. The loop reads the early values `before` as rows instead of
+    computing them. `outputs` are evaluated as a batch, `taken_sums` become sums over rows or matrix
+    products, and the loop has the values `stored` for these.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -86,9 +76,6 @@ class SplitParts:
         self._visited: set[Variable] = set()
 
     # What a batch can compute
-
-    def is_early(self, variable: Variable) -> bool:
-        return variable in self.varying and variable not in self.late_or_recurrent
 
     def fits(self, variable: Variable) -> bool:
         """Whether a batch computes a value, given what the loop stores."""
@@ -163,7 +150,8 @@ class SplitParts:
             for carry, added in self.sums:
                 if self.fits(added) and self._is_product_sum(added):
                     self.taken_sums.append((carry, added))
-        self._store()
+        self._visit(part.value for part in self.outputs)
+        self._visit(added for _, added in self.taken_sums)
         if config.scanlib__split_sums and self.taken_sums:
             self._take_light_sums()
         if config.scanlib__split_maps:
@@ -193,7 +181,7 @@ class SplitParts:
             if carry in taken or not added.type.ndim or not self.fits(added):
                 continue
             stored, visited = list(self.stored), set(self._visited)
-            self._visit_all([added])
+            self._visit([added])
             if len(self.stored) == len(stored):
                 self.taken_sums.append((carry, added))
             else:
@@ -201,34 +189,24 @@ class SplitParts:
 
     # What the loop stores for what comes after it
 
-    def _store(self) -> None:
-        self.stored = []
-        self._visited = set()
-        self._visit_all(
-            [*(part.value for part in self.outputs), *(added for _, added in self.taken_sums)]
-        )
-
-    def _visit_all(self, values: Iterable[Variable]) -> None:
+    def _visit(self, values: Iterable[Variable]) -> None:
+        """Find out how values that a batch reads come to be."""
         for value in values:
-            self._visit(value)
-
-    def _visit(self, value: Variable) -> None:
-        """Find out how a value that a batch reads comes to be."""
-        if value in self._visited or self.is_there(value):
-            return
-        self._visited.add(value)
-        node = value.owner
-        if node is None:
-            self.stored.append(value)
-            return
-        if value in self.needed and value in self.late_or_recurrent:
-            if self._is_cheap_again(value):
-                return
-            viewed = is_view(node) and node.inputs[0] in self.late_or_recurrent
-            if not viewed or not is_tensor(node.inputs[0]):
+            if value in self._visited or self.is_there(value):
+                continue
+            self._visited.add(value)
+            node = value.owner
+            if node is None:
                 self.stored.append(value)
-                return
-        self._visit_all(node.inputs)
+                continue
+            if value in self.needed and value in self.late_or_recurrent:
+                if self._is_cheap_again(value):
+                    continue
+                viewed = is_view(node) and node.inputs[0] in self.late_or_recurrent
+                if not viewed or not is_tensor(node.inputs[0]):
+                    self.stored.append(value)
+                    continue
+            self._visit(node.inputs)
 
     def is_there(self, value: Variable) -> bool:
         """Whether the values of all steps are known once the loop has run."""
@@ -283,8 +261,9 @@ class SplitParts:
         self.before = [n.outputs[0] for n in nodes if n.outputs[0] in outside & read]
 
     def _leaves(self, node: Apply) -> bool:
-        early = len(node.outputs) == 1 and self.is_early(node.outputs[0])
-        return early and self.fits(node.outputs[0])
+        out = node.outputs[0]
+        early = len(node.outputs) == 1 and self._differs(node) and out not in self.late_or_recurrent
+        return early and self.fits(out)
 
     def _grows_not(self, node: Apply) -> bool:
         rank = node.outputs[0].type.ndim

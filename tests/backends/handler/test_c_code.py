@@ -184,3 +184,11 @@ class TestCode:
         for value, copy, other in zip(first, kept, second, strict=True):
             np.testing.assert_array_equal(value, copy)
             assert not np.shares_memory(value, other)
+
+    def test_numbers_for_other_code(self):
+        """An index that kernels compute beside arrays is a number to PyTensor's C code."""
+        x, start = pt.dvector("x"), pt.dscalar("start")
+        rows = trace(lambda y: y + 1, outputs_info=pt.full_like(x, start), n_steps=x.shape[0])
+        function = pytensor.function([x, start], rows[7 % x.shape[0]], mode=MODES["c"])
+        for n in (2, 5):
+            np.testing.assert_array_equal(function(np.zeros(n), 0.5), np.full(n, 1.5 + 7 % n))

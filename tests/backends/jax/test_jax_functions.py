@@ -113,6 +113,21 @@ def test_sums_of_traces_of_different_unknown_lengths():
     assert float(last) == 12
 
 
+def test_known_places_outside_of_an_array():
+    """An index that JAX knows when it compiles is checked as under other linkers."""
+    table = pt.dmatrix("table")
+
+    def rows(places):
+        step = lambda place, table: pt.tanh(table[place]) @ table.T  # noqa: E731
+        return compiled([table], [scan(step, places, None, table)])
+
+    values = rng.random((3, 3))
+    (found,) = rows(np.array([0, -1]))(values)
+    np.testing.assert_allclose(found, np.tanh(values[[0, -1]]) @ values.T)
+    with pytest.raises(IndexError, match="outside of `table`"):
+        rows(np.array([0, 3]))(values)
+
+
 def test_hessian_of_a_sum():
     """PyTensor takes it row by row, in a loop of its own around the loop's second derivative."""
     x = pt.dvector("x")

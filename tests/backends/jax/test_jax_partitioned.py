@@ -128,6 +128,16 @@ def check_steps():
         function = compiled([x, W, h0], [h]).vm.jit_fn
         found = collectives_of(function, data, (CHANNELS, P(), CHANNEL))
         assert bool(found) == bool(moved), found
+    # A matrix that meets itself: its axes mix, whichever is cut.
+    s, square = pt.dvector("s"), rng.random((8, 8))
+    for step in (lambda s, h: s * (h @ h) / 9, lambda s, h: s * h.T + h):
+        function = compiled([s, h0], [scan(step, s, h0)]).vm.jit_fn
+        for spec in (P("c", None), P(None, "c")):
+            check(function, (rng.random(5), square), (P(), spec), None)
+    # Parts of rows, put together again.
+    step = lambda x, h: pt.concatenate([pt.special.softmax(h[:, 1:], axis=1), h[:, :1]], axis=1) + x  # noqa: E731
+    function = compiled([x, h0], [scan(step, x, h0)]).vm.jit_fn
+    check(function, data[::2], (CHANNELS, CHANNEL), [])
 
 
 def check_batches():
