@@ -144,6 +144,13 @@ MATRIX_STEPS = {
         pt.concatenate([h[:2] * 0.5, pt.tanh(h[2:] + x)])
         + pt.concatenate([pt.exp(-(h[:, :1] ** 2)), h[:, 1:] * x[1:]], axis=1) * 0.3
     ),
+    "padded": lambda x, k, h: (
+        pt.pad(h, 1)[2:, 1:-1] * 0.4 + pt.pad(h, ((2, 0), (0, 1)), constant_values=0.5)[:-2, 1:] * x
+    ),
+    "filled": lambda x, k, h: (
+        pt.fill_diagonal(h, x[0]).T * 0.9 + pt.fill_diagonal(h[:, 2:], 1.0).sum()
+    ),
+    "products_of_zeros": lambda x, k, h: pt.prod(pt.maximum(h, 0.0), axis=0) + h * 0.5 + x,
     "kron": lambda x, k, h: pt.linalg.kron(h[:1, :1], h) * 0.5 + x,
     "last": lambda x, k, h: pt.concatenate([h[1:], x[None]]) * pt.abs(h).max(axis=(0, 1)),
 }
