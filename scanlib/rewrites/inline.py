@@ -20,11 +20,14 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.graph.traversal import ancestors
+from pytensor.scalar import basic as ps
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import inline_ofg_node
 from scanlib.lengths.batches import whole_batch
+from scanlib.ops.graph import applies
 
 
 @node_rewriter([OpFromGraph])
@@ -32,17 +35,32 @@ def write_out(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Put the graph of a node in its place; subclasses are Ops that other rewrites know."""
     if type(node.op) is not OpFromGraph or node.op.destroy_map:
         return None
-    if any(_computes(inner) for inner in node.op.fgraph.apply_nodes):
+    pairs = zip(node.outputs, node.op.fgraph.outputs, strict=True)
+    read = [inner for out, inner in pairs if fgraph.clients[out]]
+    if any(_computes(inner.owner) for inner in ancestors(read) if inner.owner is not None):
         return None
     return list(inline_ofg_node(node))
 
 
+@node_rewriter([OpFromGraph])
+def write_out_in_step(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Put the graph of a node of a step in its place, and zeros around an array.
+
+    Other values around an array are written into slices by broadcasting, which has no kernel.
+    """
+    if getattr(node.op, "pad_mode", None) == "constant":
+        return list(inline_ofg_node(node))
+    return write_out.transform(fgraph, node)
+
+
 def _computes(node: Apply) -> bool:
     """Whether a node makes other numbers than it is given; places of numbers are integers."""
-    return isinstance(node.op, Elemwise) and np.dtype(node.outputs[0].type.dtype).kind in "fc"
+    if not isinstance(node.op, Elemwise) or applies(node, ps.Second):
+        return False
+    return np.dtype(node.outputs[0].type.dtype).kind in "fc"
 
 
-write_out_graphs = dfs_rewriter(write_out)
+write_out_graphs = dfs_rewriter(write_out_in_step)
 
 
 @node_rewriter([Blockwise])

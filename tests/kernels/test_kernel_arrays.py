@@ -146,6 +146,12 @@ MATRIX_STEPS = {
         pt.concatenate([h[:2] * 0.5, pt.tanh(h[2:] + x)])
         + pt.concatenate([pt.exp(-(h[:, :1] ** 2)), h[:, 1:] * x[1:]], axis=1) * 0.3
     ),
+    "padded": lambda x, k, h: (
+        pt.pad(h, 1)[2:, 1:-1] * 0.4 + pt.pad(h, ((2, 0), (0, 1)), constant_values=0.5)[:-2, 1:] * x
+    ),
+    "filled": lambda x, k, h: (
+        pt.fill_diagonal(h, x[0]).T * 0.9 + pt.fill_diagonal(h[:, 2:], 1.0).sum()
+    ),
     "kron": lambda x, k, h: pt.linalg.kron(h[:1, :1], h) * 0.5 + x,
     "last": lambda x, k, h: pt.concatenate([h[1:], x[None]]) * pt.abs(h).max(axis=(0, 1)),
 }
@@ -360,6 +366,19 @@ def test_sizes_that_a_batch_of_nothing_reads():
     x = pt.tensor3("x")
     y = scan(lambda x: pt.cumsum(x, axis=0) * size(x), x)
     check([x], [y], [rng.normal(size=(3, 2, 4))], "fast_compile")
+
+
+def test_gradients_of_products_with_zeros():
+    (x, h), values = drawn(x=(T, N), h=(N, N))
+    values[1][0] = values[1][:2, 1] = 0.0
+
+    def step(x, h):
+        factors = pt.switch(h > 0.3, 0.0, h)
+        return pytensor.grad(pt.prod(factors, axis=0).sum(), factors) * 0.5 + h[::-1] * x
+
+    for op, given, wanted in evaluated([x, h], scan(step, x, [h]), values):
+        agree(op, given, wanted)
+        assert not array_program(op).functions  # numba would compile one, in seconds
 
 
 def test_no_steps_leave_an_initial_value_of_another_shape_alone():
