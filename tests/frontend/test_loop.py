@@ -313,5 +313,7 @@ def test_gradients_by_what_a_step_captures(python_kernels):
 @pytest.mark.parametrize("ys", [lambda u: u, lambda u: (pt.zeros(()), {"counts": [u]})])
 def test_updates_are_not_outputs(ys):
     count = pytensor.shared(0, name="count")
-    with pytest.raises(ValueError, match=r"^loop `counter`: the step changes .*\[count\].* carry what"):
+    with pytest.raises(
+        ValueError, match=r"^loop `counter`: the step changes .*\[count\].* carry what"
+    ):
         loop(lambda s, _: (2 * s, ys({count: count + 1})), 0.5, length=3, name="counter")
