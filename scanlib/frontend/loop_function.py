@@ -16,6 +16,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Variable
 from pytensor.tensor.type import TensorType
@@ -134,6 +135,24 @@ class _Leaf:
         return past([named(next(values), self.dims) for _ in range(first, self.lags + 1)], first)
 
 
+def _changes_shared(variables: Sequence[Any]) -> str:
+    return (
+        f"the step changes the shared variables {variables}, by updates that it returns or by "
+        "default ones, such as those of a RandomStream; a loop has none, so carry what changes: "
+        "give it in init, return its next value in the carry, and store the last one with "
+        "pytensor.function(..., updates={shared: final})"
+    )
+
+
+def _keys(tree: Any) -> Iterator[Any]:
+    """Yield the keys of all dictionaries of a tree."""
+    if isinstance(tree, dict):
+        yield from tree
+    for part in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(part, dict | tuple | list):
+            yield from _keys(part)
+
+
 @dataclass
 class _Step:
     """A user's step, called with trees."""
@@ -170,6 +189,8 @@ class _Step:
                 self.state(*pair, output) for pair, output in zip(kept, self.outputs, strict=True)
             ]
             ys, self.ys = flatten(y)
+            if updated := [key for key in _keys([y]) if isinstance(key, SharedVariable)]:
+                raise ValueError(_changes_shared(updated))
             paths = self.ys.paths("y")
             parts = [unnamed(_as_result(*pair)) for pair in zip(ys, paths, strict=True)]
             stops = [] if stop is None else [unnamed(_as_result(stop, "the condition"))[0]]
@@ -494,12 +515,7 @@ def loop(
     builder = LoopBuilder(function, call, rows, outputs, name, steps)
     built = builder.build(newton, True, reverse=reverse and not walk.flips, checkpoint=schedule)
     if built.shared:
-        raise ValueError(
-            f"{title}: the step changes the shared variables {list(built.shared)}, by default "
-            "updates such as those of a RandomStream; a loop has none, so carry what changes: give "
-            "it in init, return its next value in the carry, and store the last one with "
-            "pytensor.function(..., updates={shared: final})"
-        )
+        raise ValueError(f"{title}: {_changes_shared(list(built.shared))}")
     all_dims = [*(leaf.dims for leaf in (*x_leaves, *leaves)), *call.y_dims]
     if dim is not None and all(dims is None for dims in all_dims):
         raise ValueError(

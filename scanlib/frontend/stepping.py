@@ -17,6 +17,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors, io_toposort
 
 from scanlib.ops.expressions import Expressions
+from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop
 from scanlib.ops.python_loop import PythonLoop
 from scanlib.ops.scan import Scan
@@ -151,9 +152,10 @@ def _steps(node: Apply, values: dict[Variable, Any]) -> Iterator[Step]:
     )(*values.values())
     names, body, results = _name_inputs(loop), loop.body_inputs(), loop.body_outputs()
     computed = [
-        node.outputs[0]
+        out
         for node in io_toposort(body, results)
-        if len(node.outputs) == 1 or any(out in results for out in node.outputs)
+        for out in node.outputs
+        if len(node.outputs) == 1 or is_tensor(out)
     ]
     walked = PythonLoop(node.op)
     walked.step = pytensor.function(

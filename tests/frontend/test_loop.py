@@ -308,3 +308,12 @@ def test_gradients_by_what_a_step_captures(python_kernels):
 
     cost = (ys**2).sum() + final["h"][0]
     assert_derivatives(cost, {w: np.array([0.3, -0.4]), x: X / 9}, reference, "FAST_COMPILE")
+
+
+@pytest.mark.parametrize("ys", [lambda u: u, lambda u: (pt.zeros(()), {"counts": [u]})])
+def test_updates_are_not_outputs(ys):
+    count = pytensor.shared(0, name="count")
+    with pytest.raises(
+        ValueError, match=r"^loop `counter`: the step changes .*\[count\].* carry what"
+    ):
+        loop(lambda s, _: (2 * s, ys({count: count + 1})), 0.5, length=3, name="counter")

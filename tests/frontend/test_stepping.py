@@ -74,6 +74,26 @@ def test_random_draws():
     np.testing.assert_allclose([step.results["y"] for step in steps], expected)
 
 
+def test_operations_of_several_results():
+    """A draw is what is seen of one, not the generator after it; a factorization has two."""
+    seed = np.random.default_rng(3)
+
+    def step(total, generator):
+        after, z = pt.random.normal(rng=generator, return_next_rng=True)
+        q, r = pt.linalg.qr(z * np.eye(2))
+        return (total + z + r.sum() + q.sum(), after), None
+
+    (total, _), _ = scanlib.loop(
+        lambda carry, _: step(*carry), (0.0, pytensor.shared(seed)), length=2
+    )
+    draws = np.random.default_rng(3).normal(size=2)
+    for taken, draw in zip(scanlib.step_through(total), draws, strict=True):
+        values = [value for name, value in taken.operations if name.startswith("normal(")]
+        np.testing.assert_array_equal([value.item() for value in values[:1]], [draw])
+        found = [value for name, value in taken.operations if name.startswith("qr(")]
+        np.testing.assert_allclose(found[0] @ found[1], draw * np.eye(2), atol=1e-15)
+
+
 def test_where_nan_begins():
     x = pt.dvector("x")
     y = scanlib.scan(
