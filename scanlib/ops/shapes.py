@@ -83,8 +83,7 @@ def output_row_shapes(
                 row.append(static[axis])
                 continue
             dim = _without_checks(_item(pt.as_tensor_variable(symbolic[axis])))
-            if dim in depends_on([dim], varying):
-                dim = _without_checks(_with_known_shapes(dim, inputs, shapes))
+            dim = _without_checks(_with_known_shapes(dim, inputs, shapes, varying))
             row.append(None if dim in depends_on([dim], varying) else dim)
         results.append(row)
     flat = substitute([dim for row in results for dim in row if dim is not None], constant)
@@ -93,18 +92,29 @@ def output_row_shapes(
 
 
 def _with_known_shapes(
-    size: Variable, inputs: Sequence[Variable], shapes: Sequence[Sequence[Variable] | None]
+    size: Variable,
+    inputs: Sequence[Variable],
+    shapes: Sequence[Sequence[Variable] | None],
+    varying: Sequence[Variable],
 ) -> Variable:
-    """Return a size that reads no array for its shape alone, where that can be told."""
-    reads = [node for node in toposort([size]) if isinstance(node.op, Shape | Shape_i)]
-    told = infer_shape([node.inputs[0] for node in reads], inputs, shapes)
-    replacements: dict[Variable, Variable] = {}
-    for node, shape in zip(reads, told, strict=True):
-        if isinstance(node.op, Shape_i):
-            replacements[node.outputs[0]] = pt.as_tensor_variable(shape[node.op.i])
-        elif shape:
-            replacements[node.outputs[0]] = pt.stack([pt.cast(dim, "int64") for dim in shape])
-    return substitute([size], replacements)[0]
+    """Return a size that reads no array which differs from step to step for its shape alone, where
+    that can be told. What tells a shape may read other shapes."""
+    dependent = depends_on([size], varying)
+    asked: set[Variable] = set()
+    while True:
+        nodes = [node for node in toposort([size]) if isinstance(node.op, Shape | Shape_i)]
+        reads = [node for node in nodes if node.inputs[0] in dependent]
+        arrays = [node.inputs[0] for node in reads]
+        if asked == set(arrays):  # none, or what cannot be told
+            return size
+        asked = set(arrays)
+        replacements: dict[Variable, Variable] = {}
+        for node, shape in zip(reads, infer_shape(arrays, inputs, shapes), strict=True):
+            if isinstance(node.op, Shape_i):
+                replacements[node.outputs[0]] = pt.as_tensor_variable(shape[node.op.i])
+            elif shape:
+                replacements[node.outputs[0]] = pt.stack([pt.cast(dim, "int64") for dim in shape])
+        size = substitute([size], replacements)[0]
 
 
 def _item(size: Variable) -> Variable:
