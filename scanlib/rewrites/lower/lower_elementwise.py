@@ -32,6 +32,7 @@ from scanlib.analysis.scalar_body import (
     NotElementwiseError,
     scalar_loop,
 )
+from scanlib.lengths.arrays import Lengths
 from scanlib.ops.graph import core_op, is_linear_algebra, row_type
 from scanlib.ops.logaddexp import stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, Part, Sequence
@@ -56,12 +57,42 @@ class LowerElementwiseLoops(LowersLoops):
     def lower(fgraph: FunctionGraph, node: Apply) -> bool:
         if not config.scanlib__lower:
             return False
+        loop = absorb_producers(fgraph, node)
+        turned = turn_to_stored_order(loop)
         try:
-            new = lower_elementwise(absorb_producers(fgraph, node))
+            results: list[Variable] = lower_elementwise(loop).outputs
         except NotElementwiseError:
             return False
-        replace(fgraph, dict(zip(node.outputs, new.outputs, strict=True)), "scanlib_elementwise")
+        if turned:
+            traces = {part for part in loop.parts if not isinstance(part, Carry)}
+            results = [
+                out[::-1] if part in traces else out
+                for part, out in zip(loop.parts, results, strict=True)
+            ]
+        replace(fgraph, dict(zip(node.outputs, results, strict=True)), "scanlib_elementwise")
         return True
+
+
+def turn_to_stored_order(loop: Loop) -> bool:
+    """Have a loop over numbers take its steps from the other end, if that leaves fewer sequences
+    that are read from the last row to the first; whether it does.
+
+    Kernels take many steps at a time, in the order of memory; rows in another order are copied. The
+    results that have rows come in the order of memory then.
+    """
+    rows = Lengths(sure=True)
+    views = [rows.view(part.outer) for part in loop.sequences]
+    if any(part.row.type.ndim for part in loop.sequences):
+        return False
+    if 2 * sum(view.flipped for view in views) <= len(views):
+        return False
+    for part, view in zip(loop.sequences, views, strict=True):
+        part.outer = rows.read(view.flip())
+    loop.reverse = not loop.reverse
+    for state in loop.states:
+        if state.depth > 1:
+            state.initial = state.initial[::-1]
+    return True
 
 
 def lower_elementwise(loop: Loop) -> Apply:
