@@ -11,6 +11,7 @@ from pytensor.graph.basic import Variable
 
 import scanlib
 from scanlib.ops.loop import Carry, Loop
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.lower.lower_linear import explain_linear
@@ -19,6 +20,7 @@ from tests.modes import MODES
 from tests.reference import reference_scan
 
 pytestmark = pytest.mark.usefixtures("python_kernels")
+rng = np.random.default_rng(5)
 T, D, K = 9, 3, 2
 SHAPES = {
     "x": (T, K),
@@ -533,3 +535,55 @@ def test_a_value_wider_than_what_it_fills(open_sizes):
     generator = np.random.default_rng(5)
     values = {x: generator.normal(size=(3, 1, 4)), h0: generator.normal(size=(4, 1)) / 3}
     assert_derivatives((states**2).sum(), values, reference, MODES["c"])
+
+
+OWN_PLACES = {
+    "outer product": lambda p, x, M, H: (0.9 * M + x[:, None] * x[None, :], 0.5 * H),
+    "an item": lambda p, x, M, H: (0.9 * M + x[0], 0.5 * H - M[0, 1]),
+    "a mean": lambda p, x, M, H: (x[0] * M - x.mean(), H + x - x.max()),
+    "two states": lambda p, x, M, H: (0.9 * M + 0.1 * x.sum(), x[1] * H + 0.5 * x),
+}
+
+
+@pytest.mark.parametrize("mode", ["numba", "c"])
+@pytest.mark.parametrize("name", OWN_PLACES)
+def test_states_multiplied_number_by_number_make_no_matrix(name, mode):
+    """A matrix would have them on its diagonal, and zeros."""
+    step = OWN_PLACES[name]
+    x, M0 = pt.matrix("x"), pt.matrix("M0")
+    values = [rng.normal(size=(T, D)), rng.normal(size=(D, D))]
+
+    def plain(x, M0):
+        info = [M0, np.zeros(D)]
+        return reference_scan(lambda *a: list(step(np, *a)), [x], info)
+
+    traces = scanlib.scan(lambda *a: step(pt, *a), x, [M0, pt.zeros(D)], return_updates=False)
+    cost = sum((pt.tanh(trace) ** 2).sum() for trace in traces)
+    outputs = [*traces, *pytensor.grad(cost, [x, M0])]
+    function = pytensor.function([x, M0], outputs, mode=MODES[mode])
+    nodes = function.maker.fgraph.toposort()
+    if name != "an item":
+        assert not any(isinstance(node.op, LinearScan) for node in nodes)
+    for actual, expected in zip(function(*values)[:2], plain(*values), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-12)
+    assert_derivatives(
+        cost,
+        {x: values[0], M0: values[1]},
+        lambda *v: sum((np.tanh(trace) ** 2).sum() for trace in plain(*v)),
+        MODES[mode],
+        order=1,
+    )
+
+
+def test_a_product_of_a_column_and_a_row_is_elementwise():
+    x = pt.matrix("x")
+    trace = scanlib.scan(
+        lambda x, P: 0.9 * P + pt.outer(x, x), x, pt.zeros((D, D)), return_updates=False
+    )
+    function = pytensor.function([x], trace, mode=MODES["c"])
+    assert any(isinstance(n.op, ElemwiseScan) for n in function.maker.fgraph.toposort())
+    values = rng.normal(size=(T, D))
+    (expected,) = reference_scan(
+        lambda x, P: [0.9 * P + np.outer(x, x)], [values], [np.zeros((D, D))]
+    )
+    np.testing.assert_allclose(function(values), expected, rtol=1e-12)

@@ -172,7 +172,7 @@ def test_slices_of_reversed_rows(mode):
         function(data, 9)
 
 
-@pytest.mark.parametrize(("package", "mode"), [("jax", "JAX"), ("torch", "PYTORCH")])
+@pytest.mark.parametrize("package, mode", [("jax", "JAX"), ("torch", "PYTORCH")])
 def test_other_linkers(package, mode):
     pytest.importorskip(package)
     x, w = pt.vectors("xw")

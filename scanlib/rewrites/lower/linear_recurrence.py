@@ -440,6 +440,8 @@ class _Search:
         may_be = numbers or not self.forms.multiplies
         if may_be and is_elementwise(Loop.from_node(self.node)):
             raise NotLinearError("the loop is elementwise")
+        if not numbers and all(self.keeps_places(slot.next) for slot in self.slots):
+            raise NotLinearError("its states are multiplied number by number")
         if numbers and _reads_items(loop):
             raise NotLinearError("its numbers read single items, at places that the steps compute")
         readers = readers_of(loop.body_outputs())
@@ -467,6 +469,12 @@ class _Search:
         recurrence = MatrixRecurrence("real", batch, matrix.mT, offset)
         pieces = Pieces(sizes, shapes, batch)
         return Roles(self.slots, recurrence, self.sums, shift, mask, pieces)
+
+    def keeps_places(self, following: Variable) -> bool:
+        """Whether each item of a next value reads one item of each state, at its own place."""
+        own = tuple(range(following.type.ndim))
+        form = self.forms.form(following)
+        return all(block.ties == own for k, block in form.items() if k != OFFSET)
 
     # The joined matrix
 

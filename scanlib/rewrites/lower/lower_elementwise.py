@@ -18,7 +18,7 @@ import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import MergeOptimizer
+from pytensor.graph.rewriting.basic import MergeOptimizer, dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Add
@@ -139,7 +139,18 @@ def _stays(node: Apply) -> bool:
     return is_linear_algebra(op) and 1 not in node.inputs[0].type.shape[-2:]
 
 
+@node_rewriter([Dot])
+def multiply_columns_and_rows(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Write products without a sum as elementwise ones; PyTensor keeps them for BLAS."""
+    left, right = node.inputs
+    return [left * right] if left.type.shape[-1] == right.type.shape[-2:][0] == 1 else None
+
+
+_without_sums = dfs_rewriter(multiply_columns_and_rows)
+
+
 def _specialize(body: FunctionGraph) -> None:
+    _without_sums.rewrite(body)
     # Before PyTensor's own stabilization, which writes ``log(exp x + exp y)`` with a maximum, and
     # its specialization, which makes ``exp x exp y`` one exponential.
     MergeOptimizer().rewrite(body)
