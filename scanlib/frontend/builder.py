@@ -29,6 +29,7 @@ from scanlib.frontend.step_function import (
     variable_number,
 )
 from scanlib.frontend.values import advice
+from scanlib.ops.counted_rows import read_counted_rows
 from scanlib.ops.graph import depends_on, index_text, is_tensor, row_type
 from scanlib.ops.logaddexp import stable_logs
 from scanlib.ops.loop import (
@@ -234,6 +235,7 @@ class LoopBuilder:
                 check_strict(captured, self.non_sequences)
         check_checkpoint(loop, self.title)
         loop.substitute(stable_logs(loop.body_outputs()))
+        read_counted_rows(loop)
         results = loop.apply() if newton is None else solve(loop, newton, self.title)
         results.node.tag.is_written = True  # by a user: the gradient of a loop draws the same again
         found: dict[Part, Variable] = dict(zip(loop.states, results.histories, strict=True))

@@ -44,6 +44,7 @@ from scanlib._compat import features, is_legacy_scan, thaw_graph
 from scanlib.lengths.arrays import Lengths, joined_parts, slice_of
 from scanlib.lengths.forms import LengthForm, Symbol, number
 from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.counted_rows import read_counted_rows
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite, RewriteFailure, record_in
@@ -200,6 +201,7 @@ class _Adoption:
             self.loop.stop = stop if stop.type.dtype == "bool" else pt.neq(stop, 0)
         self.set_length()
         self.loop.substitute(self.replaced)
+        read_counted_rows(self.loop)
         try:
             results = self.loop.results()
         except (TypeError, ValueError) as error:
