@@ -14,6 +14,7 @@ from pytensor.graph.traversal import graph_inputs, toposort
 from pytensor.tensor.basic import ScalarFromTensor
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type import DenseTensorType, TensorType
 
@@ -38,6 +39,14 @@ def is_dense(variable: Variable) -> bool:
 def zeros_like(variable: Variable, dtype: str | None = None) -> Variable:
     """Return zeros of the type of a dense or sparse variable; the dtype is for dense ones."""
     return pt.zeros_like(variable, dtype) if is_tensor(variable) else variable.zeros_like()
+
+
+def is_outer_product(node: Apply) -> bool:
+    """Whether a node multiplies a column with a row: a product without a sum."""
+    if not isinstance(node.op, Dot):
+        return False
+    left, right = node.inputs
+    return left.type.shape[-1] == right.type.shape[-2:][0] == 1
 
 
 def is_linear_algebra(op: object) -> bool:

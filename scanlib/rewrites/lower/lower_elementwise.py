@@ -33,7 +33,7 @@ from scanlib.analysis.scalar_body import (
     scalar_loop,
 )
 from scanlib.lengths.arrays import Lengths
-from scanlib.ops.graph import core_op, is_linear_algebra, row_type
+from scanlib.ops.graph import core_op, is_linear_algebra, is_outer_product, row_type
 from scanlib.ops.logaddexp import stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, Part, Sequence
 from scanlib.ops.loop_rewrite import LoopRewrite, LowersLoops
@@ -142,8 +142,7 @@ def _stays(node: Apply) -> bool:
 @node_rewriter([Dot])
 def multiply_columns_and_rows(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Write products without a sum as elementwise ones; PyTensor keeps them for BLAS."""
-    left, right = node.inputs
-    return [left * right] if left.type.shape[-1] == right.type.shape[-2:][0] == 1 else None
+    return [pt.mul(*node.inputs)] if is_outer_product(node) else None
 
 
 _without_sums = dfs_rewriter(multiply_columns_and_rows)

@@ -32,6 +32,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib._compat import features
 from scanlib.lengths.known import countable_scalars
+from scanlib.ops.graph import is_outer_product
 from scanlib.ops.linker_features import (
     compiles_step_products,
     needs_known_lengths,
@@ -157,9 +158,8 @@ def _leaves_early(node: Apply) -> bool:
         return True
     loop = canonical_loop(node)
     nodes = toposort(loop.body_outputs())
-    return all(isinstance(n.op, Elemwise | DimShuffle) for n in nodes) and (
-        SplitParts(loop).has_product_sums()
-    )
+    works = all(isinstance(n.op, Elemwise | DimShuffle) or is_outer_product(n) for n in nodes)
+    return works and SplitParts(loop).has_product_sums()
 
 
 def split(
