@@ -233,6 +233,8 @@ class _Step:
         leaves, given = flatten(carry)
         if given != self.carry:
             meant = "\nAn array is given as one, such as np.array([0.0, 1.0])" * given.is_leaf
+            if not self.carry.is_leaf and self.carry.kind is None:
+                meant = "\ninit holds nothing; give what the loop starts from, or return None, y"
             if self.carry.is_leaf and given.kind in (list, tuple):
                 meant = f"\n{ONE_VECTOR}"
             raise ValueError(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
@@ -307,7 +308,9 @@ def _sort_returned(returned: Any) -> StepResult:
 
 def _not_a_variable(value: Any) -> str:
     advice = "Wrap constants with pytensor.tensor.constant"
-    if value is until or value is classic_until:
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        advice = "It holds variables; write pt.stack in place of np.array and np.stack"
+    elif value is until or value is classic_until:
         advice = "Write until(condition)"
     elif value is None:
         advice = "Leave it out; steps that return (carry, None) are for scanlib.loop"

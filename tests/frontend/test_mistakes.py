@@ -338,7 +338,19 @@ def _oscillator(y, _=None):
         # Nothing to iterate over.
         (lambda: scanlib.loop(_pair, 0.0, []), r"xs=\[\] holds no array; .* is np\.zeros\(0\)"),
         (lambda: scanlib.scan(_pair, [], 0.0), r"sequences=\[\] holds no array; .* is np\.zeros"),
-        # A list where one vector is meant.
+        (
+            lambda: scanlib.loop(lambda _, x: (x, x), None, X),
+            r"(?s)holds nothing; .* return None, y",
+        ),
+        # A list, or an array of NumPy, where one vector is meant.
+        (
+            lambda: scanlib.scan(lambda y: np.array([y[1], -y[0]]), None, X, n_steps=3),
+            "pt.stack in",
+        ),
+        (
+            lambda: scanlib.loop(lambda y, _: (np.stack([*y[:2]]), y), np.ones(2), length=3),
+            "pt.stack in",
+        ),
         (lambda: scanlib.scan(_oscillator, None, X, n_steps=3), r"one vector write pt\.stack\("),
         (lambda: scanlib.loop(lambda y, _: (_oscillator(y), y), X, length=3), r"pt\.stack\("),
         (lambda: scanlib.loop(_oscillator, X, length=3), r"pt\.stack\("),
