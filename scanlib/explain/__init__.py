@@ -9,7 +9,6 @@ lowers loops.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from scanlib.explain.data import LoopExplanation, Obstacle, Part
 from scanlib.explain.explanation import Explanation
 from scanlib.explain.linkers import Setting, linker_name
 from scanlib.explain.loop_reports import explain_nodes
+from scanlib.frontend.trees import variables_of
 from scanlib.ops.loop_rewrite import failures_of
 from scanlib.rewrites.adopt.adopt import AdoptedLoop, adoption_record
 from scanlib.rewrites.split.split import notes_of
@@ -35,8 +35,9 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
 
     Parameters
     ----------
-    f : compiled function, variable, or sequence of variable
-        What `pytensor.function` or `scanlib.shard` returned, or the outputs of a graph. A graph is
+    f : compiled function, or tree of variable
+        What `pytensor.function` or `scanlib.shard` returned, or the outputs of a graph, such as
+        what `scanlib.loop` returned. A graph is
         copied and rewritten as `pytensor.function` would do with these outputs; nothing is
         compiled, and the graph itself stays as it is.
     mode : str or Mode, optional
@@ -87,7 +88,11 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
                 "leave mode out, or pass the function's outputs as variables"
             )
         return _explanation(fgraph, f.maker.linker, f)
-    outputs = _outputs(f)
+    outputs = variables_of(
+        f,
+        "explain: f must be a compiled pytensor.function",
+        "; compile it with pytensor.function, or pass its symbolic result" * callable(f),
+    )
     resolved = get_mode(mode)
     return _explanation(_rewritten(outputs, resolved), resolved.linker)
 
@@ -121,26 +126,6 @@ def _times(f: Any, node: Apply) -> tuple[float, float] | None:
     times = [own for (_, timed), own in profile.apply_time.items() if timed is node]
     calls = profile.fct_callcount
     return (sum(times) / calls, profile.vm_call_time / calls) if times else None
-
-
-def _outputs(f: Any) -> list[Variable]:
-    """Return the outputs of a graph; `TypeError` if `f` is neither a variable nor a list or tuple
-    of variables."""
-    if isinstance(f, Variable):
-        return [f]
-    expected = (
-        "explain: f must be a compiled pytensor.function, a variable, or a list of variables, got"
-    )
-    if not isinstance(f, Sequence) or isinstance(f, str):
-        hint = "; compile it with pytensor.function, or pass its symbolic result"
-        raise TypeError(f"{expected} {type(f).__name__}{hint if callable(f) else ''}")
-    for i, item in enumerate(f):
-        if not isinstance(item, Variable):
-            updates = "; leave out updates, as return_updates=False does" * isinstance(item, dict)
-            raise TypeError(
-                f"{expected} a list whose entry {i} is of type {type(item).__name__}{updates}"
-            )
-    return list(f)
 
 
 def _rewritten(outputs: list[Variable], mode: Mode) -> FunctionGraph:

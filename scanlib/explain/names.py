@@ -7,11 +7,10 @@ from typing import Any
 
 from pytensor.graph.basic import Constant, Variable
 
-from scanlib.ops.expressions import UNKNOWN, Expressions
+from scanlib.ops.expressions import UNKNOWN, Expressions, describe
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop
 
-MAX_STEPS, MAX_NAME = 6, 40  # of the expression that names a variable
 MAX_DEPTH, MAX_TEXT = 60, 200  # of the formula for a value of a step
 
 
@@ -32,8 +31,10 @@ def name_parts(loop: Loop) -> None:
     for role, group in groups:
         for i, part in enumerate(group):
             name = part.name
-            if (name is None or labels[name] > 1) and hasattr(part, "outer"):
-                name = describe_outer(part.outer) or name
+            told = describe(part.outer) if hasattr(part, "outer") else None
+            if told and (name in (None, told) or labels[name] > 1):
+                is_constant = isinstance(part.outer, Constant) and not part.outer.name
+                name = f"constant {told}" if is_constant else told
             name = name or f"{role} {i}"
             taken[name] += 1
             part.name = name if taken[name] == 1 else f"{name} ({taken[name]})"
@@ -70,15 +71,3 @@ def step_formulas(loop: Loop) -> tuple[str, ...]:
 def titled(role: str, name: str | None) -> str:
     """Return the role and name of a part, the role once: ``state 0`` has it in its name."""
     return name if name and name.startswith(f"{role} ") else f"{role} '{name}'"
-
-
-def describe_outer(variable: Variable) -> str | None:
-    """Return a short text for a variable outside of loops, None if there is none.
-
-    A named variable is its name; a slice of one is ``x[1:]``; a result of a loop is
-    ``state 0 of ar1``; what is computed is an expression.
-    """
-    text = Expressions(depth=MAX_STEPS).value(variable)
-    if UNKNOWN in text or len(text) > MAX_NAME:
-        return None
-    return f"constant {text}" if isinstance(variable, Constant) and not variable.name else text

@@ -155,12 +155,14 @@ def _tap_list(taps: Any, argument: str) -> list[int]:
     return [read_integer(f"a tap of {argument}", tap) for tap in ([taps] if is_one else taps)]
 
 
-def _check_keys(given: dict[str, Any], keys: Sequence[str], argument: str) -> None:
+def _check_keys(
+    given: dict[str, Any], keys: Sequence[str], argument: str, advice: str = ""
+) -> None:
     unknown = sorted(given.keys() - {*keys, "inplace"}, key=str)
     if unknown:
         *others, last = map(repr, keys)
         text = f"{', '.join(others)} and {last}"
-        raise ValueError(f"{argument} has unknown keys {unknown}; the keys are {text}")
+        raise ValueError(f"{argument} has unknown keys {unknown}; the keys are {text}{advice}")
 
 
 def read_sequences(sequences: Any) -> list[SequenceArgument]:
@@ -170,7 +172,7 @@ def read_sequences(sequences: Any) -> list[SequenceArgument]:
         argument = f"sequences[{i}]"
         taps: list[int] = [0]
         if isinstance(given, dict):
-            _check_keys(given, ("input", "taps"), argument)
+            _check_keys(given, ("input", "taps"), argument, "; scanlib.loop takes trees")
             if given.get("input") is None:
                 raise ValueError(
                     f"{argument} is a dict without the key 'input', the variable to iterate over"
@@ -182,7 +184,8 @@ def read_sequences(sequences: Any) -> list[SequenceArgument]:
         if variable.type.ndim == 0:
             raise ValueError(
                 f"{argument} is a scalar; a sequence needs at least one dimension, and what every "
-                "step sees whole belongs to non_sequences; sequences come before outputs_info"
+                "step sees whole belongs to non_sequences; sequences come before outputs_info; "
+                "what is called like jax.lax.scan is scanlib.loop(step, init, xs)"
             )
         if taps:
             result.append(SequenceArgument(variable, taps, variable.name, argument))
@@ -312,6 +315,13 @@ def read_n_steps(n_steps: Any, argument: str = "n_steps") -> Variable | None:
     if known is not None and known < 0:
         raise ValueError(f"{argument} must not be negative, got {known}")
     return pt.constant(known, dtype="int64") if known is not None else pt.cast(variable, "int64")
+
+
+def without_arrays(argument: str, given: Any) -> str:
+    """Return what is said of an argument that holds no array where there must be one."""
+    if given is None:
+        return ""
+    return f"; {argument}={brief(given)} holds no array; one without rows is np.zeros(0)"
 
 
 def read_axis(function: str, axis: Any, ndim: int, of: str, label: str = "axis") -> int:

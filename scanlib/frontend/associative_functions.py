@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
@@ -23,7 +24,7 @@ from scanlib.frontend.builder import add_captured
 from scanlib.frontend.states import type_text
 from scanlib.frontend.step_function import call_function, step_name
 from scanlib.frontend.trees import Tree, difference, flatten
-from scanlib.frontend.values import as_tensor, read_flag
+from scanlib.frontend.values import as_tensor, is_list_of_numbers, read_flag
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import conform, is_tensor, row_type
 from scanlib.ops.loop import Loop, Sequence, State
@@ -59,7 +60,8 @@ def associative_scan(
     elems : tree of tensor or array_like
         The elements, stacked along `axis`: tensors of the same length along it, otherwise of
         any shapes and dtypes; one, or several in tuples, lists, named tuples, dicts and
-        dataclasses, nested as in `loop`. A list is a list of tensors, not one tensor.
+        dataclasses, nested as in `loop`. A list is a list of tensors, not one tensor, unless it
+        holds numbers.
     axis : int, optional
         The axis to scan along. A negative axis counts from the end of the first tensor.
     reverse : bool, optional
@@ -170,6 +172,7 @@ def associative_reduce(
 
 def _read_elems(title: str, elems: Any, axis: Any) -> _Elems:
     """Read the elements and move the scanned axis to the front."""
+    elems = np.array(elems) if is_list_of_numbers(elems) else elems
     given, tree = flatten(elems, of_arrays=True)
     if not given:
         raise ValueError(

@@ -19,7 +19,7 @@ import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Variable
-from pytensor.tensor.type import TensorType
+from pytensor.tensor.type import TensorType, integer_dtypes
 from pytensor.tensor.variable import TensorVariable
 
 from scanlib.config import check_flags
@@ -31,6 +31,7 @@ from scanlib.frontend.arguments import (
     read_initials,
     read_n_steps,
     read_name,
+    without_arrays,
 )
 from scanlib.frontend.builder import Built, LoopBuilder, function_called, name_result
 from scanlib.frontend.checkpoints import read_checkpoint
@@ -39,6 +40,7 @@ from scanlib.frontend.named import Dims, is_named, lower, named, unnamed
 from scanlib.frontend.newton import read_method
 from scanlib.frontend.states import type_text
 from scanlib.frontend.step_function import (
+    ONE_VECTOR,
     StepResult,
     call_function,
     errors_of,
@@ -85,6 +87,11 @@ class _Walk:
         else:
             variable = as_tensor(value, path)
             if variable.type.ndim == 0:
+                if path == "xs" and variable.type.dtype in integer_dtypes:
+                    raise ValueError(
+                        f"xs is the integer {value}; if that is the number of steps, write "
+                        f"length={value}; the arguments are loop(step, init, xs)"
+                    )
                 raise ValueError(
                     f"{path} is a scalar; it needs an axis to iterate over. What every step sees "
                     "whole is used in the step without being passed, and an array is given as one, "
@@ -210,7 +217,9 @@ class _Step:
             raise TypeError(
                 f"{step_name(self.fn)} must return (carry, y), or (carry, y, stop) to end the "
                 f"loop early, got {came}; return None where there is no carry or no y, and a tree, "
-                "as in carry, (y, z), where there are several"
+                f"as in carry, (y, z), where there are several"
+                + f"; {ONE_VECTOR}"
+                * isinstance(returned, list)
             )
         if len(returned) == 3 and self.until is not None:
             raise ValueError(
@@ -224,6 +233,10 @@ class _Step:
         leaves, given = flatten(carry)
         if given != self.carry:
             meant = "\nAn array is given as one, such as np.array([0.0, 1.0])" * given.is_leaf
+            if not self.carry.is_leaf and self.carry.kind is None:
+                meant = "\ninit holds nothing; give what the loop starts from, or return None, y"
+            if self.carry.is_leaf and given.kind in (list, tuple):
+                meant = f"\n{ONE_VECTOR}"
             raise ValueError(
                 f"{step_name(self.fn)} returns a carry of another structure than init:\n"
                 f"{difference(self.carry, given)}{meant}"
@@ -333,7 +346,9 @@ def _read_init(walk: _Walk, leaf: Any, path: str) -> tuple[Any, _Leaf]:
     return OutputArgument(rows, taps, name, path), _Leaf(path, dims, leaf.n)
 
 
-def _check_steps(title: str, walked: Sequence[SequenceArgument], length: Variable | None) -> None:
+def _check_steps(
+    title: str, xs: Any, walked: Sequence[SequenceArgument], length: Variable | None
+) -> None:
     """Raise if known numbers of steps differ."""
     given = [(x.name or x.argument, x.static_length()) for x in walked]
     if length is not None:
@@ -341,7 +356,7 @@ def _check_steps(title: str, walked: Sequence[SequenceArgument], length: Variabl
     elif not walked:
         raise ValueError(
             f"{title}: nothing says how many steps to take; give length, which with a condition is "
-            "the greatest number, or xs"
+            f"the greatest number, or xs{without_arrays('xs', xs)}"
         )
     known = known_to_differ(given)
     if known:
@@ -501,7 +516,7 @@ def loop(
         pairs = [_read_xs(walk, *pair) for pair in zip(arrays, x_tree.paths("xs"), strict=True)]
         walked, x_leaves = [x for x, _ in pairs], [leaf for _, leaf in pairs]
         steps = read_n_steps(length, "length")
-        _check_steps(title, walked, steps)
+        _check_steps(title, xs, walked, steps)
         initial, tree = flatten(init)
         started = [
             _read_init(walk, *pair) for pair in zip(initial, tree.paths("init"), strict=True)

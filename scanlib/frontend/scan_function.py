@@ -19,6 +19,7 @@ from scanlib.frontend.arguments import (
     read_rows,
     read_sequences,
     read_truncation,
+    without_arrays,
 )
 from scanlib.frontend.builder import LoopBuilder, function_called
 from scanlib.frontend.checkpoints import read_checkpoint
@@ -203,7 +204,10 @@ def scan(
         )
         steps = read_n_steps(n_steps)
         if steps is None and not iterated:
-            raise ValueError("nothing says how many steps to take; give n_steps or a sequence")
+            raise ValueError(
+                "nothing says how many steps to take; give n_steps or a sequence"
+                + without_arrays("sequences", sequences)
+            )
         check_lengths(title, iterated, steps, go_backwards, strict)
         truncation = read_truncation(truncate_gradient)
         schedule = read_checkpoint(checkpoint)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
@@ -25,6 +27,7 @@ from scanlib.frontend.trees import flatten
 from scanlib.frontend.values import as_variable
 from scanlib.ops.graph import depends_on, is_tensor
 
+ONE_VECTOR = "to return one vector write pt.stack([...]): a list is several values"
 _MISSING = "; outputs_info gives past values, non_sequences what is the same at every step"
 
 
@@ -118,9 +121,20 @@ def call_step(
         raise ValueError(
             f"{title}: outputs_info describes {number}, {', '.join(texts)}; "
             f"{step_name(fn)} returned {len(result.outputs)}; give one entry per output, None for "
-            "those that no step reads"
+            f"those that no step reads{_one_output(described[0], result.outputs)}"
         )
     return result
+
+
+def _one_output(described: OutputArgument, outputs: Sequence[Variable]) -> str:
+    """Return what a step may have meant that returns several outputs where one is described."""
+    initial = described.initial
+    if initial is not None and is_tensor(initial):
+        ndim = described.read_type().ndim
+        if ndim and all(is_tensor(v) and v.type.ndim == ndim - 1 for v in outputs):
+            return f"; {ONE_VECTOR}"
+    is_pair = len(outputs) == 2
+    return "; steps that return (carry, y) are for scanlib.loop(step, init, xs)" * is_pair
 
 
 def call_function(
@@ -145,11 +159,7 @@ def call_function(
             raise TypeError(f"{where} is called with {text}") from None
         error.add_note(
             f"{where} is called before the loop runs, with symbolic variables: "
-            f"{'; '.join(map(_with_types, texts, arguments))}. In place of `if`, `max`, `float`, "
-            "`math`, NumPy and `jax.numpy` use functions of pytensor.tensor, such as where, "
-            "maximum and exp, `until` to end the loop, h[i].set(v) in place of "
-            "h[i] = v or h.at[i].set(v), and as_tensor(table)[i] to read a list or an array of "
-            "NumPy at a symbolic place."
+            f"{'; '.join(map(_with_types, texts, arguments))}. {_in_place_of_python(error)}"
             # PyTensor's, for an index that is text
             + " The items of a row have numbers, x[0], not names."
             * isinstance(error, RecursionError)
@@ -162,6 +172,21 @@ def call_function(
             "a list in place of a generator expression"
         )
     return returned
+
+
+def _in_place_of_python(error: Exception) -> str:
+    """Return what to write in a step in place of what Python, NumPy and JAX have."""
+    if re.match("Length of .* cannot be determined|.* has no len", str(error)):
+        return (
+            "Python cannot count the items of a variable: write y[0], y[1] for `a, b = y`, "
+            "y.sum() for sum(y), y.shape[0] for len(y), scanlib.map or another loop for `for`."
+        )
+    return (
+        "In place of `if`, `max`, `float`, `math`, NumPy and `jax.numpy` use functions of "
+        "pytensor.tensor, such as where, maximum and exp, `until` to end the loop, h[i].set(v) in "
+        "place of h[i] = v or h.at[i].set(v), and as_tensor(table)[i] to read a list or an array "
+        "of NumPy at a symbolic place."
+    )
 
 
 def _with_types(text: str, argument: Any) -> str:
@@ -283,8 +308,12 @@ def _sort_returned(returned: Any) -> StepResult:
 
 def _not_a_variable(value: Any) -> str:
     advice = "Wrap constants with pytensor.tensor.constant"
-    if value is until or value is classic_until:
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        advice = "It holds variables; write pt.stack in place of np.array and np.stack"
+    elif value is until or value is classic_until:
         advice = "Write until(condition)"
+    elif value is None:
+        advice = "Leave it out; steps that return (carry, None) are for scanlib.loop"
     elif isinstance(value, str | bytes):
         advice = "Text cannot be stacked over time; leave it out"
     return (

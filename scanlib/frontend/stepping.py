@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import pytensor
 from pytensor.compile.mode import Mode
-from pytensor.graph.basic import Apply, Variable
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.graph.utils import MissingInputError
 
+from scanlib.frontend.trees import variables_of
 from scanlib.ops.expressions import Expressions
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop
@@ -72,7 +75,7 @@ class Step:
         return "\n".join(lines)
 
 
-def step_through(result: Variable, values: Mapping[Variable, Any] | None = None) -> Iterator[Step]:
+def step_through(result: Any, values: Mapping[Variable, Any] | None = None) -> Iterator[Step]:
     """Run a loop in plain Python and give every step with all values that it computes.
 
     For debugging: printing what a step does, setting breakpoints between steps, finding where NaN
@@ -80,9 +83,9 @@ def step_through(result: Variable, values: Mapping[Variable, Any] | None = None)
 
     Parameters
     ----------
-    result : variable
-        A result of `scanlib.scan` or of a function like it, or what is computed from one, such as
-        ``y[-1]``. If several loops lead to it, the nearest is run.
+    result : tree of variable
+        What `scanlib.scan`, `scanlib.loop` or a function like them returned, a part of it, or what
+        is computed from one, such as ``y[-1]``. If several loops lead to it, the nearest is run.
     values : dict of variable to value, optional
         Values of the variables that the loop's arguments are computed from. Shared variables have
         their own.
@@ -95,7 +98,7 @@ def step_through(result: Variable, values: Mapping[Variable, Any] | None = None)
     Raises
     ------
     TypeError
-        If `result` is no variable, or `values` no dictionary.
+        If `result` holds what is no variable, or `values` is no dictionary.
     ValueError
         If no loop of scanlib leads to `result`, or a sequence is shorter than the loop.
     MissingInputError
@@ -115,11 +118,11 @@ def step_through(result: Variable, values: Mapping[Variable, Any] | None = None)
     1 -1.0 None
     2 nan sqrt(state 0[t-1])
     """
-    if not isinstance(result, Variable):
-        raise TypeError(
-            "step_through: result must be a variable that a loop computes, got "
-            f"{type(result).__name__}; pass what scanlib.scan returned, without the updates"
-        )
+    results = variables_of(
+        result,
+        "step_through: result must be what a loop returned",
+        "; pass what scanlib.scan or scanlib.loop gave",
+    )
     if values is not None and not isinstance(values, Mapping):
         raise TypeError(
             "step_through: values must be a dictionary from variables to their values, got "
@@ -131,12 +134,12 @@ def step_through(result: Variable, values: Mapping[Variable, Any] | None = None)
                 f"step_through: values must be a dictionary from variables to their values, got "
                 f"the key {key!r}; write {{x: value}} with the variable x, not its name"
             )
-    return _steps(_nearest_loop(result), dict(values or {}))
+    return _steps(_nearest_loop(results), dict(values or {}))
 
 
-def _nearest_loop(result: Variable) -> Apply:
-    """Return the loop that a variable is computed by."""
-    for variable in ancestors([result]):
+def _nearest_loop(results: list[Variable]) -> Apply:
+    """Return the loop that variables are computed by."""
+    for variable in ancestors(results):
         if variable.owner is not None and isinstance(variable.owner.op, Scan):
             return variable.owner
     raise ValueError(
@@ -147,6 +150,19 @@ def _nearest_loop(result: Variable) -> Apply:
 
 def _steps(node: Apply, values: dict[Variable, Any]) -> Iterator[Step]:
     loop = Loop.from_node(node)
+    missing = [
+        variable
+        for variable in ancestors(node.inputs, blockers=list(values))
+        if variable.owner is None
+        and variable not in values
+        and not isinstance(variable, Constant | SharedVariable)
+    ]
+    if missing:
+        names = ", ".join(map(str, missing))
+        raise MissingInputError(
+            f"step_through: the loop is computed from {names}, of which values has none; give "
+            f"{{{', '.join(f'{variable}: ...' for variable in missing)}}}"
+        )
     given = pytensor.function(
         list(values), node.inputs, mode=_PLAIN, on_unused_input="ignore", name=loop.name
     )(*values.values())

@@ -18,6 +18,7 @@ from pprint import pformat
 from typing import Any
 
 import numpy as np
+from pytensor.graph.basic import Variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +62,21 @@ class Tree:
             for key, child in zip(self.keys, self.children, strict=True)
             for path in child.paths(f"{root}.{key}" if has_names else f"{root}[{_quoted(key)}]")
         ]
+
+
+def variables_of(result: Any, expected: str, advice: str = "") -> list[Variable]:
+    """Return the variables that a loop returned: of trees the leaves, of lags the rows, of updates
+    the values. A `TypeError` says what was `expected`, and what was given with `advice` on it."""
+    found: list[Variable] = []
+    for leaf in flatten(result)[0]:
+        value = getattr(leaf, "rows", leaf)
+        found += value.values() if isinstance(value, dict) else [value]
+    for value in found:
+        if not isinstance(value, Variable):
+            what = type(result).__name__
+            held = "" if value is result else f" that holds a value of type {type(value).__name__}"
+            raise TypeError(f"{expected}, or a tree of variables, got {what}{held}{advice}")
+    return found
 
 
 class _Leaf:

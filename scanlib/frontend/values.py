@@ -184,6 +184,8 @@ def advice(value: Any) -> str:
             ", which requires a gradient: PyTensor cannot follow PyTorch's; give x.detach(), or "
             "a PyTensor variable to differentiate by"
         )
+    if isinstance(value, np.ndarray) and any(isinstance(x, Variable) for x in value.flat):
+        return ": it holds variables; write pt.stack in place of np.array and np.stack"
     if hasattr(value, "toarray"):
         return "; give x.toarray()"
     if isinstance(value, Variable) and hasattr(value, "values"):

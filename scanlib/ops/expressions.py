@@ -14,6 +14,7 @@ from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.ops.graph import core_op, index_text
 
+MAX_STEPS, MAX_NAME = 6, 40  # of the expression that names a variable
 UNKNOWN = "..."  # stands for a value that has no name
 SYMBOLS = {
     "add": "+", "sub": "-", "mul": "*", "true_div": "/", "int_div": "//", "mod": "%", "pow": "**",
@@ -86,3 +87,13 @@ class Expressions:
 def operand(text: str) -> str:
     """Return a text as a part of an expression."""
     return f"({text})" if re.search(r" [-+*/%@<>=!]+ (?![^(\[]*[)\]])", text) else text
+
+
+def describe(variable: Variable) -> str | None:
+    """Return a short text for a variable, None if there is none.
+
+    A named variable is its name; a slice of one is ``x[1:]``; a result of a loop is
+    ``state 0 of ar1``; what is computed is an expression.
+    """
+    text = Expressions(depth=MAX_STEPS).value(variable)
+    return None if UNKNOWN in text or len(text) > MAX_NAME else text

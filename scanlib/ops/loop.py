@@ -20,6 +20,7 @@ from pytensor.tensor.type import TensorType
 
 from scanlib._compat import copy_graph, freeze_graph
 from scanlib.ops.checkpoint_schedules import Schedule
+from scanlib.ops.expressions import describe
 from scanlib.ops.graph import conform, substitute
 from scanlib.ops.messages import Messages
 from scanlib.ops.scan import RandomScan, Scan
@@ -229,7 +230,7 @@ class Loop:
             tuple(part.name for part in self.sequences),
             tuple(part.name for part in self.states),
             tuple(part.name for part in self.carries),
-            tuple(part.name for part in self.non_sequences),
+            tuple(part.name or describe(part.outer) for part in self.non_sequences),
             tuple(part.name for part in self.outputs),
             self.function,
         )

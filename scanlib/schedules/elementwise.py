@@ -126,7 +126,7 @@ class ElemwiseLoop(Loop):
         for place in places[1:]:
             own = given(place)
             if place.owned is None:
-                titles = [f"axis {k.axis} of {self._title_of(k.array)}" for k in (size, own)]
+                titles = [self._title_of_axis(k) for k in (size, own)]
                 error, text = "ValueError", self.messages.channel_sizes(*titles)
                 shown: tuple[Size, ...] = (size, own)
             else:
@@ -135,8 +135,9 @@ class ElemwiseLoop(Loop):
             self.checks.append(Check("ne", (own, size), error, text, shown))
         return size
 
-    def _title_of(self, array: str) -> str:
-        """Return what messages call an input."""
+    def _title_of_axis(self, size: Given) -> str:
+        """Return what messages call an axis of an input; those of a state are counted without
+        time."""
         labels, outer = self.messages.labels, self.outer
         for kind, arrays, names in (
             ("state", outer.initials, labels.states),
@@ -144,10 +145,11 @@ class ElemwiseLoop(Loop):
             ("carry", outer.carries, labels.carries),
             ("non-sequence", outer.non_sequences, labels.non_sequences),
         ):
-            if array in arrays:
-                place = list(arrays).index(array)
-                return title(kind, place, names[place])
-        raise KeyError(array)
+            if size.array in arrays:
+                place = list(arrays).index(size.array)
+                axis = size.axis - (kind == "state")
+                return f"axis {axis} of {title(kind, place, names[place])}"
+        raise KeyError(size.array)
 
     def _channels(self) -> Iterator[list[Given]]:
         """Yield the sizes of the channels that a group of results has."""

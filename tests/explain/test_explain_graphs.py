@@ -280,7 +280,7 @@ def test_names_that_are_long_or_equal():
         (3, "got int$"),
         ("f", "got str$"),
         (lambda x: x, "got function; compile it with pytensor.function"),
-        ([pt.dscalar(), 2.0], "entry 1 is of type float$"),
+        ([pt.dscalar(), 2.0], "list that holds a value of type float$"),
         (SimpleNamespace(maker=None), "got SimpleNamespace$"),
     ],
 )

@@ -174,6 +174,23 @@ def test_the_note_says_how_rows_are_read(xs, step, way):
     assert f"a row (xs), {way}" in caught.value.__notes__[0]
 
 
+@pytest.mark.parametrize(
+    "walk",
+    [
+        lambda y: pt.stack([b := y[0], b]) if len(y) else y,
+        lambda y: pt.stack(list(y)),
+        lambda y: (lambda a, b: pt.stack([b, a]))(*y),
+    ],
+    ids=["len", "for", "unpack"],
+)
+def test_the_note_says_how_vectors_are_taken_apart(walk):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        scanlib.loop(lambda y, _: (walk(y), None), payment, length=3)
+    note = caught.value.__notes__[0]
+    assert "write y[0], y[1] for `a, b = y`" in note
+    assert "`max`" not in note
+
+
 @pytest.mark.parametrize("branch", [lambda v, h: h if h > 0 else v, max, lambda v, h: float(h)])
 def test_the_note_says_what_stands_for_python(branch):
     with pytest.raises(TypeError) as caught:

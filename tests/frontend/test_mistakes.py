@@ -309,6 +309,58 @@ def test_a_step_without_return(build):
         build()
 
 
+def _pair(carry, row=None):
+    return carry + (0.0 if row is None else row), carry
+
+
+def _oscillator(y, _=None):
+    return [y[1], -y[0]]
+
+
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        # As one calls them in JAX.
+        (lambda: scanlib.loop(_pair, 0.0, 10), r"integer 10; .* write length=10;"),
+        (lambda: scanlib.loop(_pair, 0.0, np.int64(10)), r"write length=10;"),
+        (lambda: scanlib.loop(_pair, 0.0, pt.iscalar("n")), r"write length=n;"),
+        (lambda: scanlib.loop(_pair, 0.0, 10.0), r"xs is a scalar"),
+        (
+            lambda: scanlib.scan(_pair, 0.0, X),
+            r"like jax\.lax\.scan is scanlib\.loop\(step",
+        ),
+        (
+            lambda: scanlib.scan(_pair, X, X),
+            r"\(carry, y\) are for scanlib\.loop\(step",
+        ),
+        (lambda: scanlib.scan(_pair, {"h": 0.0}, X), r"; scanlib\.loop takes trees"),
+        (lambda: scanlib.map(lambda x: (x, None), X), r"\(carry, None\) are for scanlib\.loop"),
+        # Nothing to iterate over.
+        (lambda: scanlib.loop(_pair, 0.0, []), r"xs=\[\] holds no array; .* is np\.zeros\(0\)"),
+        (lambda: scanlib.scan(_pair, [], 0.0), r"sequences=\[\] holds no array; .* is np\.zeros"),
+        (
+            lambda: scanlib.loop(lambda _, x: (x, x), None, X),
+            r"(?s)holds nothing; .* return None, y",
+        ),
+        # A list, or an array of NumPy, where one vector is meant.
+        (
+            lambda: scanlib.scan(lambda y: np.array([y[1], -y[0]]), None, X, n_steps=3),
+            "pt.stack in",
+        ),
+        (
+            lambda: scanlib.loop(lambda y, _: (np.stack([*y[:2]]), y), np.ones(2), length=3),
+            "pt.stack in",
+        ),
+        (lambda: scanlib.scan(_oscillator, None, X, n_steps=3), r"one vector write pt\.stack\("),
+        (lambda: scanlib.loop(lambda y, _: (_oscillator(y), y), X, length=3), r"pt\.stack\("),
+        (lambda: scanlib.loop(_oscillator, X, length=3), r"pt\.stack\("),
+    ],
+)
+def test_calls_of_the_first_hour(build, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        build()
+
+
 def test_a_step_that_returns_updates_alone():
     total = pytensor.shared(0.0, name="total")
     outputs, updates = scanlib.scan(lambda x: {total: total + x}, X)

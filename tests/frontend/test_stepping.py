@@ -116,5 +116,24 @@ def test_no_steps():
 def test_a_missing_value():
     x, a = pt.dvector("x"), pt.dscalar("a")
     y = scanlib.scan(lambda x, a: x * a, x, non_sequences=a, return_updates=False)
-    with pytest.raises(pytensor.graph.utils.MissingInputError, match="a"):
+    with pytest.raises(pytensor.graph.utils.MissingInputError, match=r"from a, .* \{a: \.\.\.\}"):
         next(scanlib.step_through(y, {x: X}))
+    shared = pytensor.shared(2.0)
+    half = x / 2
+    y = scanlib.map(lambda x: x * shared, half, return_updates=False)
+    steps = list(scanlib.step_through(y, {half: X}))
+    assert [float(step.results["output 0"]) for step in steps] == list(2 * X)
+
+
+def test_what_a_loop_returned():
+    x = pt.dvector("x")
+
+    def step(carry, x):
+        return {"level": carry["level"] + x}, (carry["level"], {"x": carry["level"] * x})
+
+    result = scanlib.loop(step, {"level": 0.0}, x)
+    for part in (result, result[0], result[1], scanlib.scan(lambda x: 2 * x, x)):
+        assert len(list(scanlib.step_through(part, {x: X}))) == len(X)
+        scanlib.explain(part)
+    lagged = scanlib.loop(lambda y, x: (y[1] + x, None), scanlib.lags(np.ones(1), 1), x)
+    assert len(list(scanlib.step_through(lagged, {x: X}))) == len(X)

@@ -345,6 +345,18 @@ def test_writes_and_joins_of_other_dtypes():
     check([x, h, f], ys, [*values, np.arange(5, dtype="float32")])
 
 
+@pytest.mark.parametrize("write", [pt.set_subtensor, pt.inc_subtensor])
+@pytest.mark.parametrize("shape", [(5,), (2, 5)])
+def test_one_item_is_written_to_a_whole_slice(write, shape):
+    """As NumPy does it, also where the graph does not know that there is one."""
+    (x, h), (rows, first) = drawn(x=(T, 3), h=shape)
+    y = scan(lambda x, h: pt.tanh(write(h[..., 1:4], x)), x, [h])
+    check([x, h], [y], [rows[:, :1], first])
+    check([x, h], [y], [rows, first])
+    with pytest.raises(ValueError, match="sizes 2 and 3"):
+        pytensor.function([x, h], y)(rows[:, :2], first)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "int64", "bool"])
 def test_places_of_the_largest(dtype):
     h = pt.tensor("h", dtype=dtype, shape=(None, None))

@@ -34,6 +34,10 @@ FAILURES = {
         (lambda P, F: pt.tanh(F @ P), None, P, F),
         (ValueError, "F @ P at step 0: (4, 5) times (4, 3)"),
     ),
+    "product of what was computed before": (
+        (lambda h, F: pt.tanh(h @ F * 0.9), None, x, F),
+        (ValueError, "F.T @ x at step 0: (5, 4) times (3, 1)"),
+    ),
     "sum": (
         (rotated, None, pt.zeros(4), x),
         (ValueError, "at step 0: Incompatible Elemwise input shapes, sizes 4 and 3 along axis 0"),

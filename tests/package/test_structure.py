@@ -27,7 +27,9 @@ FLOORS: dict[str, set[str]] = {
     "rewrites": {"lengths", "ops", "analysis"},
     "frontend": {"lengths", "ops"},
     "backends": {"lengths", "ops", "kernels", "recurrences", "schedules"},
-    "explain": {"lengths", "ops", "analysis", "rewrites", "kernels", "schedules", "backends"},
+    "explain": {
+        *("lengths", "ops", "analysis", "rewrites", "frontend", "kernels", "schedules", "backends")
+    },
 }
 # What needs packages that need not be installed, imported where a function asks for it.
 OPTIONAL = (

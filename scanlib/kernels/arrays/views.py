@@ -378,7 +378,7 @@ def write_inc_subtensor(step: Step, node: Apply) -> None:
     target = copied_base(step, node)
     part = indexed(step, target, indices)
     number = step.only_number(value)
-    source = number if number is not None else broadcast(step, value, part.sizes)
+    source = number if number is not None else broadcast(step, value, part.sizes, ones=True)
     write_copy(step, source, part, None if op.set_instead_of_inc else added)
     step.bind_place(out, target)
 
@@ -400,8 +400,11 @@ def copied_base(step: Step, node: Apply) -> Place:
     return target
 
 
-def broadcast(step: Step, value: Variable, sizes: tuple[Size, ...], text: str = ASSIGNED) -> Place:
-    """Return an array as one of these sizes, which repeats itself."""
+def broadcast(
+    step: Step, value: Variable, sizes: tuple[Size, ...], text: str = ASSIGNED, ones: bool = False
+) -> Place:
+    """Return an array as one of these sizes, which repeats itself where it is known to have one
+    item, and with `ones` also where that is found when the loop runs."""
     place = step.place(value)
     lead = len(sizes) - place.ndim
     strides: list[Size] = [0] * lead
@@ -409,8 +412,11 @@ def broadcast(step: Step, value: Variable, sizes: tuple[Size, ...], text: str = 
         if value.type.shape[axis] == 1:
             strides.append(0)
             continue
-        given = size, sizes[lead + axis]
-        step.require(*given, "ValueError", text, given)
+        given = tuple(map(step.sizes.same, (size, sizes[lead + axis])))
+        if ones and given[0] != given[1] and not isinstance(given[0], int):
+            stride = if_equal(given[0], 1, 0, stride)
+            size = if_equal(given[0], 1, given[1], given[0])
+        step.require(size, given[1], "ValueError", text, given)
         strides.append(stride)
     return place.view(sizes, strides)
 
