@@ -43,12 +43,8 @@ PASSES = (
 
 @dataclass(frozen=True)
 class CompiledKernels:
-    """Machine code in memory.
-
-    Attributes
-    ----------
-    entries : dict of str to int
-        The addresses of functions, by their names; valid as long as this object is there.
+    """Machine code in memory; the addresses of its functions, by name, are valid as long as this
+    object is there.
     """
 
     entries: dict[str, int]

@@ -25,13 +25,7 @@ class Address:
     start: int = 0
 
     def item(self, offset: int, size: int) -> np.ndarray:
-        """Return a view of some bytes.
-
-        Raises
-        ------
-        IndexError
-            If they are not all in memory.
-        """
+        """Return a view of some bytes; `IndexError` if they are not all in memory."""
         first = self.start + offset
         if first < 0 or first + size > self.memory.size:
             raise IndexError(f"bytes {first} to {first + size} of {self.memory.size}")
@@ -73,22 +67,10 @@ def run(
     operands: Sequence[Any],
     interrupted: Callable[..., bool] | None = None,
 ) -> tuple[int, tuple[Any, ...]]:
-    """Run a kernel.
+    """Run a kernel on a value for each parameter, arrays or `Address` for pointers.
 
-    Parameters
-    ----------
-    kernel : Kernel
-    operands : sequence
-        A value for each parameter; arrays, or `Address`, for pointers.
-    interrupted : callable, optional
-        Asked at each `poll`, with its operands.
-
-    Returns
-    -------
-    code : int
-        How it ended: 0, the code of a `fail`, or `INTERRUPTED`.
-    values : tuple
-        Those of the `fail`.
+    Return how it ended, 0, the code of a `fail` or `INTERRUPTED`, and the values of the `fail`.
+    `interrupted` is asked at each `poll`, with its operands.
     """
     state = _Run({}, interrupted)
     for value, operand in zip(kernel.parameters, operands, strict=True):

@@ -69,15 +69,7 @@ DTYPES = ("bool", *INTEGERS, *FLOATS)
 
 @dataclass(frozen=True)
 class Type:
-    """The type of a value: numbers of one dtype side by side, or a pointer.
-
-    Attributes
-    ----------
-    dtype : str
-        One of `DTYPES`, or ``"pointer"``.
-    lanes : int
-        How many numbers there are; one for a plain number.
-    """
+    """The type of a value: `lanes` numbers of one of `DTYPES` side by side, or a ``"pointer"``."""
 
     dtype: str
     lanes: int = 1
@@ -123,25 +115,16 @@ Meaning = Callable[..., Any]
 class Operation:
     """What `OPERATIONS` says of an operation.
 
-    Attributes
-    ----------
-    arity : int
-    operands : str
-        Which dtypes it takes: ``"float"``, ``"integer"``, ``"number"`` (either), ``"bits"``
-        (integers and truth values) or ``"any"``.
-    meaning : callable or None
-        What it is of NumPy's numbers; None where that depends on the type of the result
-        (`scanlib.kernels.interpreter`).
-    llvm : str
-        LLVM's text: an instruction of two operands, or of floats, of signed integers, and of
-        unsigned integers and truth values, with ``/`` between them; or an intrinsic function; or
-        the whole instruction, with ``{k}`` for the type of the last operand, ``{zero}`` for its
-        zero, ``{k0}`` for the type of the first, and ``{r}`` for the result's. Empty where the
-        printer writes it itself.
-    c : str
-        C's text, with ``{f}`` for the letter of functions of 32-bit numbers.
-    result : str
-        ``"same"`` as the operands, ``"bool"``, or ``"given"`` with the statement.
+    It takes operands of ``"float"``, ``"integer"``, ``"number"`` (either), ``"bits"`` (integers and
+    truth values) or ``"any"``; its result is of the ``"same"`` type, ``"bool"``, or ``"given"``
+    with the statement. `meaning` is what it is of NumPy's numbers, None where that depends on the
+    type of the result (`scanlib.kernels.interpreter`).
+
+    `llvm` is an instruction of two operands, or those of floats, of signed integers, and of
+    unsigned integers and truth values, with ``/`` between them; or an intrinsic function; or the
+    whole instruction, with ``{k}`` for the type of the last operand, ``{zero}`` for its zero,
+    ``{k0}`` for the type of the first, and ``{r}`` for the result's. It is empty where the printer
+    writes it itself. `c` is C's text, with ``{f}`` for the letter of functions of 32-bit numbers.
     """
 
     arity: int
@@ -529,18 +512,11 @@ def lines_of(statement: Statement) -> Iterator[str]:
 
 @dataclass(eq=False)
 class Function:
-    """A part of kernels that is written once; see the grammar.
+    """A part of kernels that is written once; its name is unique among the functions that a kernel
+    calls.
 
-    Attributes
-    ----------
-    name : str
-        Unique among the functions that a kernel calls.
-    parameters : tuple of Value
-    body : Block
-    results : tuple of Value
-    is_shared : bool
-        Whether all calls of it run the same code, of which no copies are made. It takes and returns
-        no vectors: its machine code is a module of its own.
+    All calls of one that `is_shared` run the same code, of which no copies are made. It takes and
+    returns no vectors: its machine code is a module of its own.
     """
 
     name: str
@@ -560,21 +536,11 @@ TABLE = -1
 
 @dataclass(eq=False)
 class Kernel:
-    """A whole kernel.
+    """A whole kernel. Memory that one of its pointers leads to is reached through no other.
 
-    Attributes
-    ----------
-    name : str
-    parameters : tuple of Value
-        Pointers and numbers. Memory that one pointer leads to is reached through no other.
-    body : Block
-    slots : tuple of int
-        Which word of the table that a caller gives is each parameter; `TABLE` for the address of
-        the table.
-    register : int
-        How many bytes the vectors have that it works with; longer ones are taken apart.
-    runs_once : bool
-        Whether it runs once for each call of a loop, whatever its length.
+    `slots` says which word of the table that a caller gives is each parameter, `TABLE` for the
+    address of the table. Its vectors have `register` bytes; longer ones are taken apart. One that
+    `runs_once` does so for each call of a loop, whatever its length.
     """
 
     name: str
@@ -842,17 +808,8 @@ def write_function(
     write: Callable[..., Value | tuple[Value, ...]],
     is_shared: bool = False,
 ) -> Function:
-    """Return the function that `write` writes.
-
-    Parameters
-    ----------
-    name : str
-    types : sequence of Type
-        Of its parameters.
-    write : callable
-        Takes a `Writer` and the parameters; returns a result or several.
-    is_shared : bool, optional
-        Whether no copies are made of its code.
+    """Return the function that `write` writes: given a `Writer` and parameters of `types`, it
+    returns a result or several.
     """
     writer = Writer()
     parameters = tuple(writer.parameter(type, f"x{i}") for i, type in enumerate(types))

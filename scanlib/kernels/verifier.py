@@ -16,12 +16,8 @@ class KernelError(TypeError):
 
 
 def verify(root: ir.Function | ir.Kernel) -> None:
-    """Check a kernel or function, and all functions that it calls.
-
-    Raises
-    ------
-    KernelError
-        With the first statement that is wrong.
+    """Check a kernel or function, and all functions that it calls; `KernelError` names the first
+    statement that is wrong.
     """
     names: dict[str, ir.Function] = {}
     for function in [*ir.functions_of(root), root]:
