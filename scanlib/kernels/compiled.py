@@ -25,7 +25,6 @@ from scanlib.kernels.printers.llvm import count_loops, print_kernels, shared_fun
 from scanlib.kernels.processor import has_fused_multiply_add, processor
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.thread_parts import combining_kernel
-from scanlib.kernels.verifier import verify
 
 MANY_LOOPS = 32  # of a module
 # Kernels are written in lanes, take several steps or channels in a pass where that pays, and have
@@ -59,8 +58,6 @@ def program_text(program: LoopProgram) -> str:
     if program in _texts:
         return _texts[program]
     whole = _kernels_of(program)
-    for kernel in whole:
-        verify(kernel)
     _texts[program] = print_kernels(*whole, fused=has_fused_multiply_add())
     return _texts[program]
 

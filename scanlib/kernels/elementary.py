@@ -300,12 +300,7 @@ NAMES = frozenset(_BY_NAME)
 
 @cache
 def vector_function(name: str, dtype: str, lanes: int = 1) -> Function:
-    """Return one of `NAMES` as a function of a kernel.
-
-    >>> from scanlib.kernels.interpreter import call
-    >>> call(vector_function("exp", "float64"), 1.0)
-    (np.float64(2.718281828459045),)
-    """
+    """Return one of `NAMES` as a function of a kernel."""
     kind = Type(dtype, lanes)
     types = [kind] * (2 if name == "logaddexp" else 1)
     whole = f"scanlib_{name}_{dtype}" + (f"x{lanes}" if lanes > 1 else "")

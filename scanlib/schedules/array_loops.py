@@ -304,7 +304,10 @@ def array_program(op: Scan, may_be_empty: bool = False) -> LoopProgram:
 
 
 class ArrayGraph(Tables):
-    """A graph, and what its kernels need to know of it; `NoKernelError` where an input is no array."""
+    """A graph, and what its kernels need to know of it.
+
+    `NoKernelError` where an input is no array.
+    """
 
     def __init__(self, graph: FunctionGraph) -> None:
         super().__init__([variable.type for variable in graph.inputs])
