@@ -43,8 +43,7 @@ PASSES = (
 @dataclass(frozen=True)
 class CompiledKernels:
     """Machine code in memory; the addresses of its functions, by name, are valid as long as this
-    object is there.
-    """
+    object is there."""
 
     entries: dict[str, int]
     engine: Any

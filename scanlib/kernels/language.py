@@ -769,8 +769,7 @@ def write_function(
     is_shared: bool = False,
 ) -> Function:
     """Return the function that `write` writes: given a `Writer` and parameters of `types`, it
-    returns a result or several.
-    """
+    returns a result or several."""
     writer = Writer()
     parameters = tuple(writer.parameter(type, f"x{i}") for i, type in enumerate(types))
     found = write(writer, *parameters)

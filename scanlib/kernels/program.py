@@ -48,8 +48,7 @@ class ArrayType:
 @dataclass(frozen=True)
 class Output:
     """An output of a loop: one that `grows` has as many rows as the table's capacity, and more
-    later; `extra` come on top.
-    """
+    later; `extra` come on top."""
 
     type: ArrayType
     grows: bool = False
@@ -78,8 +77,7 @@ class Failure:
 
 class Words:
     """Where everything is in the table of a loop. It has the addresses of `functions`, outside of
-    kernels; there may be more of them while kernels are written.
-    """
+    kernels; there may be more of them while kernels are written."""
 
     def __init__(
         self, inputs: Sequence[ArrayType], outputs: Sequence[Output], functions: Sequence[Any]

@@ -27,8 +27,7 @@ _TELL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 def wants_progress() -> bool:
     """Return whether loops that are compiled now show their progress; an `ImportError` without
-    tqdm.
-    """
+    tqdm."""
     if config.scanlib__progress:
         _bar_class()
     return bool(config.scanlib__progress)

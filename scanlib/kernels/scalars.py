@@ -35,8 +35,7 @@ from scanlib.ops.logaddexp import LogAddExp
 
 class NoKernelError(NotImplementedError):
     """A body has an operation or a dtype that kernels do not have; the message names it, `node` is
-    where it is, if that is known.
-    """
+    where it is, if that is known."""
 
     node: Apply | None = None
 
@@ -74,8 +73,7 @@ Rule = Callable[..., Any]
 
 def parts_of(dtype: str) -> str | None:
     """Return the dtype of the parts of complex numbers, None for others; `NoKernelError` for what
-    kernels do not have.
-    """
+    kernels do not have."""
     if dtype in ("complex64", "complex128"):
         return "float32" if dtype == "complex64" else "float64"
     if dtype not in DTYPES:

@@ -96,8 +96,7 @@ def spread(w: Writer, value: Number, lanes: int) -> Number:
 
 class Total:
     """What numbers give together: one in each lane, for every count of them in `lanes` that may be
-    taken at once. `start` changes no number; `combine` returns what two give together.
-    """
+    taken at once. `start` changes no number; `combine` returns what two give together."""
 
     def __init__(
         self,

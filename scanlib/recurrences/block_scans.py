@@ -128,8 +128,7 @@ class Bounds:
 @dataclass(frozen=True)
 class StepBlock:
     """The `size` steps that are scanned, in `reverse` from the last one in memory on. `ahead` is
-    what the next block reads and writes, and need not exist: it is asked for on the way.
-    """
+    what the next block reads and writes, and need not exist: it is asked for on the way."""
 
     writer: Writer
     size: Value

@@ -368,7 +368,7 @@ def _gives_items(graph: FunctionGraph, variable: Variable) -> bool:
     return all(isinstance(c.op, Subtensor) and c.outputs[0].type.ndim == 0 for c in clients)
 
 
-def graph_program(graph: FunctionGraph, name: str = "graph") -> LoopProgram:
+def graph_program(graph: FunctionGraph) -> LoopProgram:
     """Return the kernels of a graph without loops; `NoKernelError` if an Op or a dtype has none.
 
     The graph is changed: the nodes of Ops that are graphs take their places.
@@ -378,4 +378,4 @@ def graph_program(graph: FunctionGraph, name: str = "graph") -> LoopProgram:
     run = GraphRun(tables).kernel()
     nothing = TableKernel("start").kernel(runs_once=True)
     kernels = Kernels(prepare(tables), nothing, (run,))
-    return tables.program(name, kernels, progress=False)
+    return tables.program("graph", kernels, progress=False)

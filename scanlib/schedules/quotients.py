@@ -61,8 +61,7 @@ def quotients_in(
 
 class Quotients:
     """Writes the quotients of a block by divisors that are bound in `scalars`, one or `lanes` at
-    once.
-    """
+    once."""
 
     def __init__(self, w: Writer, scalars: Scalars, nodes: list[Apply], lanes: int) -> None:
         self.w, self.scalars = w, scalars

@@ -25,8 +25,7 @@ from scanlib.schedules.selection import is_cheap
 class StepGraph:
     """A graph that computes a part of one step, from inputs of its own: `own` says which input of
     the body each is. `scanned` is what has been computed before, and whose it is: nothing above it
-    is looked at.
-    """
+    is looked at."""
 
     outputs: Sequence[Variable]
     own: Mapping[Variable, Variable]

@@ -80,8 +80,7 @@ def overwrites(graph: FunctionGraph, node: Apply, order: Mapping[Apply, int]) ->
 class Destination:
     """Memory that a result of the step must end in: `place` returns where a result of some sizes
     goes. The `templates` of `error`, one for each axis, get the step, the size of the place, and
-    the result's.
-    """
+    the result's."""
 
     place: Callable[[tuple[Size, ...]], Place]
     error: str

@@ -46,8 +46,7 @@ SHAPES = "Incompatible Elemwise input shapes, sizes {} and {} along axis "
 @dataclass
 class Walk:
     """An array inside nested loops: its strides in bytes along the axis of each loop, and where its
-    item is, as far as loops are open.
-    """
+    item is, as far as loops are open."""
 
     pointer: Value
     dtype: str

@@ -21,8 +21,7 @@ from scanlib.kernels.scalars import Number, Scalars, real
 @dataclass(frozen=True)
 class Given:
     """A number of an input, which `array` names: ``"dim"`` or ``"stride"`` (bytes) along an axis,
-    or its ``"value"``; or ``"part"``, where a part of the workspace begins, by its number.
-    """
+    or its ``"value"``; or ``"part"``, where a part of the workspace begins, by its number."""
 
     kind: str
     array: str
@@ -33,8 +32,7 @@ class Given:
 class Expression:
     """An operation on sizes: ``"add"``, ``"mul"``, ``"min"``, ``"max"``, ``"quotient"``,
     ``"equal"`` (which chooses the third part where the first two are equal, else the fourth), or a
-    scalar node of PyTensor's and which of its outputs is meant.
-    """
+    scalar node of PyTensor's and which of its outputs is meant."""
 
     operation: str | tuple[Apply, int]
     parts: tuple[Size, ...]
@@ -113,8 +111,7 @@ def if_equal(one: Size, other: Size, chosen: Size, otherwise: Size) -> Size:
 @dataclass(frozen=True)
 class Check:
     """Two sizes that must be equal, or the first one not below the second: `operation` is what must
-    not be, ``"ne"`` or ``"lt"``. The failure's message shows `values`.
-    """
+    not be, ``"ne"`` or ``"lt"``. The failure's message shows `values`."""
 
     operation: str
     sizes: tuple[Size, Size]
@@ -199,8 +196,7 @@ def _occurs(size: Size, whole: Size) -> bool:
 
 class SizeValues:
     """Writes sizes into a kernel, expressions into the block that `inside` opens, which comes
-    before all that read sizes. `given` returns the value of a `Given`.
-    """
+    before all that read sizes. `given` returns the value of a `Given`."""
 
     def __init__(
         self, writer: Writer, given: Callable[[Given], Value], inside: Callable[[], Any]

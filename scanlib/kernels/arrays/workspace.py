@@ -18,8 +18,7 @@ from scanlib.kernels.spans import LINE, itemsize
 @dataclass(eq=False)
 class Part:
     """A part of the workspace, from byte `start` to `end` of it; a `pinned` one is kept for the
-    whole loop.
-    """
+    whole loop."""
 
     start: Given
     end: Given
@@ -30,8 +29,7 @@ class Part:
 @dataclass(frozen=True)
 class Place:
     """An array in memory: the address of its first item, sizes, strides in bytes, and the part of
-    the workspace that it lies in, if it does.
-    """
+    the workspace that it lies in, if it does."""
 
     pointer: Value
     dtype: str

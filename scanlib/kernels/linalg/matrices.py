@@ -26,8 +26,7 @@ Size = Value | int
 @dataclass(frozen=True)
 class Matrix:
     """A matrix in memory: the address of its first item, sizes, how many bytes a row and a column
-    is from the next. In one that `is_packed` the rows are known to lie one behind the other.
-    """
+    is from the next. In one that `is_packed` the rows are known to lie one behind the other."""
 
     pointer: Value
     dtype: str

@@ -63,8 +63,7 @@ def largest_lane(w: Writer, value: Value) -> Value:
 @dataclass
 class Combination:
     """Writes combinations of rows; see the module's text. `out`, `factors` and `add`, if anything
-    is added, are addresses of numbers that lie side by side; rows are contiguous.
-    """
+    is added, are addresses of numbers that lie side by side; rows are contiguous."""
 
     w: Writer
     semiring: str
