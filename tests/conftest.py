@@ -8,7 +8,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import scanlib  # noqa: F401 -- defines the configuration flags
+from scanlib.kernels import compiled
+from scanlib.kernels.printers.llvm import print_kernels
 from tests.c_nodes import Switch, leave_c_code_to_scanlib
+from tests.kernel_verifier import verify
 from tests.modes import MODES
 from tests.precompiled import use_precompiled_headers
 
@@ -36,6 +39,20 @@ def own_numbers(request):
         # Not the folder: a test that moves to another room keeps its numbers.
         seed = crc32(f"tests/{request.node.nodeid.rpartition('/')[2]}".encode())
         generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+
+
+@pytest.fixture(autouse=True, scope="session")
+def verified_kernels():
+    """Verify every kernel that is compiled."""
+
+    def print_verified(*kernels, **options):
+        for kernel in kernels:
+            verify(kernel)
+        return print_kernels(*kernels, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "print_kernels", print_verified)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from pytensor.configdefaults import config
 
-from scanlib.kernels import compiled, interpreter
+from scanlib.kernels import compiled
 from scanlib.kernels.language import FRAME, POINTER, TABLE, Function, Kernel, Writer
 from scanlib.kernels.printers import c
 from scanlib.kernels.printers.llvm import print_kernels
 from scanlib.kernels.processor import has_fused_multiply_add
+from tests import kernel_interpreter as interpreter
 
 COMPILER = config.cxx.split() or [""]
 ENTRY = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)

@@ -25,7 +25,6 @@ from scanlib.kernels.printers.llvm import count_loops, print_kernels, shared_fun
 from scanlib.kernels.processor import has_fused_multiply_add, processor
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.thread_parts import combining_kernel
-from scanlib.kernels.verifier import verify
 
 MANY_LOOPS = 32  # of a module
 # Kernels are written in lanes, take several steps or channels in a pass where that pays, and have
@@ -43,13 +42,8 @@ PASSES = (
 
 @dataclass(frozen=True)
 class CompiledKernels:
-    """Machine code in memory.
-
-    Attributes
-    ----------
-    entries : dict of str to int
-        The addresses of functions, by their names; valid as long as this object is there.
-    """
+    """Machine code in memory; the addresses of its functions, by name, are valid as long as this
+    object is there."""
 
     entries: dict[str, int]
     engine: Any
@@ -63,8 +57,6 @@ def program_text(program: LoopProgram) -> str:
     if program in _texts:
         return _texts[program]
     whole = _kernels_of(program)
-    for kernel in whole:
-        verify(kernel)
     _texts[program] = print_kernels(*whole, fused=has_fused_multiply_add())
     return _texts[program]
 

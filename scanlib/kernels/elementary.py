@@ -60,22 +60,12 @@ from scanlib.kernels.language import Function, Type, Value, Writer, write_functi
 class Format:
     """A floating-point format, and what the functions need to know of it.
 
-    Attributes
-    ----------
-    mantissa, bias, width : int
-        How many bits the mantissa has, what is added to exponents, how many bits there are.
-    ln2 : tuple of float
-        The logarithm of two in two parts; the first times an exponent is exact.
-    smallest, largest : float
-        Arguments below and above these have exponentials of zero and infinity.
-    lowest : float
-        Arguments below this have an `expm1` of minus one.
-    tanh_limit, tanh_tiny : float
-        Arguments above the one have a `tanh` of one, below the other one of themselves.
-    root : int
-        The bits of the root of one half.
-    q, p : tuple of float
-        Coefficients of the polynomials, the lowest first.
+    The mantissa has `mantissa` bits, `bias` is added to exponents, all are `width` bits. `ln2` is
+    the logarithm of two in two parts, of which the first times an exponent is exact. Arguments
+    below `smallest` and above `largest` have exponentials of zero and infinity, those below
+    `lowest` an `expm1` of minus one, those above `tanh_limit` a `tanh` of one, those below
+    `tanh_tiny` of themselves. `root` are the bits of the root of one half, `q` and `p` the
+    coefficients of the polynomials, the lowest first.
     """
 
     mantissa: int
@@ -310,20 +300,7 @@ NAMES = frozenset(_BY_NAME)
 
 @cache
 def vector_function(name: str, dtype: str, lanes: int = 1) -> Function:
-    """Return one of `NAMES` as a function of a kernel.
-
-    Parameters
-    ----------
-    name : str
-    dtype : {"float32", "float64"}
-    lanes : int, optional
-
-    Examples
-    --------
-    >>> from scanlib.kernels.interpreter import call
-    >>> call(vector_function("exp", "float64"), 1.0)
-    (np.float64(2.718281828459045),)
-    """
+    """Return one of `NAMES` as a function of a kernel."""
     kind = Type(dtype, lanes)
     types = [kind] * (2 if name == "logaddexp" else 1)
     whole = f"scanlib_{name}_{dtype}" + (f"x{lanes}" if lanes > 1 else "")

@@ -1,8 +1,8 @@
 r"""The typed loop language in which every kernel is written.
 
 A kernel is a tree of the statements below. Whatever decides what a kernel does makes such trees;
-text is made of them by the printers alone (`scanlib.kernels.printers`), and
-`scanlib.kernels.interpreter` runs them as they are defined.
+text is made of them by the printers alone (`scanlib.kernels.printers`). The tests have an
+interpreter, which runs them as they are defined, and verify every kernel that they compile.
 
     type      ::= dtype × lanes | pointer            bool, int8 … uint64, float32, float64
     operand   ::= name | local | constant
@@ -51,8 +51,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -69,15 +68,7 @@ DTYPES = ("bool", *INTEGERS, *FLOATS)
 
 @dataclass(frozen=True)
 class Type:
-    """The type of a value: numbers of one dtype side by side, or a pointer.
-
-    Attributes
-    ----------
-    dtype : str
-        One of `DTYPES`, or ``"pointer"``.
-    lanes : int
-        How many numbers there are; one for a plain number.
-    """
+    """The type of a value: `lanes` numbers of one of `DTYPES` side by side, or a ``"pointer"``."""
 
     dtype: str
     lanes: int = 1
@@ -116,48 +107,26 @@ FLOAT32, FLOAT64 = Type("float32"), Type("float64")
 # Operations
 
 
-Meaning = Callable[..., Any]
-
-
 @dataclass(frozen=True)
 class Operation:
     """What `OPERATIONS` says of an operation.
 
-    Attributes
-    ----------
-    arity : int
-    operands : str
-        Which dtypes it takes: ``"float"``, ``"integer"``, ``"number"`` (either), ``"bits"``
-        (integers and truth values) or ``"any"``.
-    meaning : callable or None
-        What it is of NumPy's numbers; None where that depends on the type of the result
-        (`scanlib.kernels.interpreter`).
-    llvm : str
-        LLVM's text: an instruction of two operands, or of floats, of signed integers, and of
-        unsigned integers and truth values, with ``/`` between them; or an intrinsic function; or
-        the whole instruction, with ``{k}`` for the type of the last operand, ``{zero}`` for its
-        zero, ``{k0}`` for the type of the first, and ``{r}`` for the result's. Empty where the
-        printer writes it itself.
-    c : str
-        C's text, with ``{f}`` for the letter of functions of 32-bit numbers.
-    result : str
-        ``"same"`` as the operands, ``"bool"``, or ``"given"`` with the statement.
+    It takes operands of ``"float"``, ``"integer"``, ``"number"`` (either), ``"bits"`` (integers and
+    truth values) or ``"any"``; its result is of the ``"same"`` type, ``"bool"``, or ``"given"``
+    with the statement.
+
+    `llvm` is an instruction of two operands, or those of floats, of signed integers, and of
+    unsigned integers and truth values, with ``/`` between them; or an intrinsic function; or the
+    whole instruction, with ``{k}`` for the type of the last operand, ``{zero}`` for its zero,
+    ``{k0}`` for the type of the first, and ``{r}`` for the result's. It is empty where the printer
+    writes it itself. `c` is C's text, with ``{f}`` for the letter of functions of 32-bit numbers.
     """
 
     arity: int
     operands: str
-    meaning: Meaning | None
     llvm: str
     c: str
     result: str = "same"
-
-
-def _itself(value: Any) -> Any:
-    return value
-
-
-def _quotient(x: Any, y: Any) -> Any:
-    return (x - np.fmod(x, y)) // y
 
 
 _NEGATED = "fneg {k} {0}/sub {k} {zero}, {0}/sub {k} {zero}, {0}"
@@ -167,45 +136,41 @@ _NEGATED = "fneg {k} {0}/sub {k} {zero}, {0}/sub {k} {zero}, {0}"
 # know nothing; `cast` goes to the nearest number, to integers towards zero; `bitcast` keeps the
 # bits. The first operand of `select`, a truth value, chooses; the second of `lane` is a constant.
 OPERATIONS: dict[str, Operation] = {
-    "add": Operation(2, "number", np.add, "fadd/add/add", "{0} + {1}"),
-    "sub": Operation(2, "number", np.subtract, "fsub/sub/sub", "{0} - {1}"),
-    "mul": Operation(2, "number", np.multiply, "fmul/mul/mul", "{0} * {1}"),
-    "neg": Operation(1, "number", np.negative, _NEGATED, ""),
-    "fma": Operation(3, "float", None, "llvm.fma", "scanlib_fma{f}({0}, {1}, {2})"),
-    "div": Operation(2, "float", np.divide, "fdiv", "{0} / {1}"),
-    "sqrt": Operation(1, "float", np.sqrt, "llvm.sqrt", "sqrt{f}({0})"),
-    "abs": Operation(1, "float", np.abs, "llvm.fabs", "fabs{f}({0})"),
-    "copysign": Operation(2, "float", np.copysign, "llvm.copysign", "copysign{f}({0}, {1})"),
-    "floor": Operation(1, "float", np.floor, "llvm.floor", "floor{f}({0})"),
-    "ceil": Operation(1, "float", np.ceil, "llvm.ceil", "ceil{f}({0})"),
-    "trunc": Operation(1, "float", np.trunc, "llvm.trunc", "trunc{f}({0})"),
-    "rint": Operation(1, "float", np.rint, "llvm.rint", "rint{f}({0})"),
-    "quotient": Operation(2, "integer", _quotient, "/sdiv/udiv", "{0} / {1}"),
-    "remainder": Operation(2, "integer", np.fmod, "/srem/urem", "{0} % {1}"),
-    "and": Operation(2, "bits", np.bitwise_and, "and", "{0} & {1}"),
-    "or": Operation(2, "bits", np.bitwise_or, "or", "{0} | {1}"),
-    "xor": Operation(2, "bits", np.bitwise_xor, "xor", "{0} ^ {1}"),
-    "not": Operation(1, "bits", np.invert, "", ""),
-    "shl": Operation(2, "integer", np.left_shift, "shl", "{0} << {1}"),
-    "shr": Operation(2, "integer", np.right_shift, "/ashr/lshr", "{0} >> {1}"),
-    "eq": Operation(2, "any", np.equal, "fcmp oeq/icmp eq/icmp eq", "{0} == {1}", "bool"),
-    "ne": Operation(2, "any", np.not_equal, "fcmp une/icmp ne/icmp ne", "{0} != {1}", "bool"),
-    "lt": Operation(2, "number", np.less, "fcmp olt/icmp slt/icmp ult", "{0} < {1}", "bool"),
-    "le": Operation(2, "number", np.less_equal, "fcmp ole/icmp sle/icmp ule", "{0} <= {1}", "bool"),
-    "gt": Operation(2, "number", np.greater, "fcmp ogt/icmp sgt/icmp ugt", "{0} > {1}", "bool"),
-    "ge": Operation(
-        2, "number", np.greater_equal, "fcmp oge/icmp sge/icmp uge", "{0} >= {1}", "bool"
-    ),
-    "select": Operation(3, "any", None, "select {k0} {0}, {k} {1}, {k} {2}", "{0} ? {1} : {2}"),
-    "copy": Operation(1, "any", _itself, "", "{0}"),
-    "opaque": Operation(1, "integer", _itself, 'call {k} asm "", "=r,0"({k} {0})', ""),
-    "cast": Operation(1, "any", None, "", "", "given"),
-    "bitcast": Operation(1, "number", None, "bitcast {k} {0} to {r}", "", "given"),
-    "splat": Operation(1, "any", _itself, "", "", "given"),
-    "lane": Operation(
-        2, "any", lambda v, k: v[int(k)], "extractelement {k0} {0}, i64 {1}", "", "given"
-    ),
-    "offset": Operation(2, "any", None, "getelementptr i8, ptr {0}, i64 {1}", "{0} + {1}", "given"),
+    "add": Operation(2, "number", "fadd/add/add", "{0} + {1}"),
+    "sub": Operation(2, "number", "fsub/sub/sub", "{0} - {1}"),
+    "mul": Operation(2, "number", "fmul/mul/mul", "{0} * {1}"),
+    "neg": Operation(1, "number", _NEGATED, ""),
+    "fma": Operation(3, "float", "llvm.fma", "scanlib_fma{f}({0}, {1}, {2})"),
+    "div": Operation(2, "float", "fdiv", "{0} / {1}"),
+    "sqrt": Operation(1, "float", "llvm.sqrt", "sqrt{f}({0})"),
+    "abs": Operation(1, "float", "llvm.fabs", "fabs{f}({0})"),
+    "copysign": Operation(2, "float", "llvm.copysign", "copysign{f}({0}, {1})"),
+    "floor": Operation(1, "float", "llvm.floor", "floor{f}({0})"),
+    "ceil": Operation(1, "float", "llvm.ceil", "ceil{f}({0})"),
+    "trunc": Operation(1, "float", "llvm.trunc", "trunc{f}({0})"),
+    "rint": Operation(1, "float", "llvm.rint", "rint{f}({0})"),
+    "quotient": Operation(2, "integer", "/sdiv/udiv", "{0} / {1}"),
+    "remainder": Operation(2, "integer", "/srem/urem", "{0} % {1}"),
+    "and": Operation(2, "bits", "and", "{0} & {1}"),
+    "or": Operation(2, "bits", "or", "{0} | {1}"),
+    "xor": Operation(2, "bits", "xor", "{0} ^ {1}"),
+    "not": Operation(1, "bits", "", ""),
+    "shl": Operation(2, "integer", "shl", "{0} << {1}"),
+    "shr": Operation(2, "integer", "/ashr/lshr", "{0} >> {1}"),
+    "eq": Operation(2, "any", "fcmp oeq/icmp eq/icmp eq", "{0} == {1}", "bool"),
+    "ne": Operation(2, "any", "fcmp une/icmp ne/icmp ne", "{0} != {1}", "bool"),
+    "lt": Operation(2, "number", "fcmp olt/icmp slt/icmp ult", "{0} < {1}", "bool"),
+    "le": Operation(2, "number", "fcmp ole/icmp sle/icmp ule", "{0} <= {1}", "bool"),
+    "gt": Operation(2, "number", "fcmp ogt/icmp sgt/icmp ugt", "{0} > {1}", "bool"),
+    "ge": Operation(2, "number", "fcmp oge/icmp sge/icmp uge", "{0} >= {1}", "bool"),
+    "select": Operation(3, "any", "select {k0} {0}, {k} {1}, {k} {2}", "{0} ? {1} : {2}"),
+    "copy": Operation(1, "any", "", "{0}"),
+    "opaque": Operation(1, "integer", 'call {k} asm "", "=r,0"({k} {0})', ""),
+    "cast": Operation(1, "any", "", "", "given"),
+    "bitcast": Operation(1, "number", "bitcast {k} {0} to {r}", "", "given"),
+    "splat": Operation(1, "any", "", "", "given"),
+    "lane": Operation(2, "any", "extractelement {k0} {0}, i64 {1}", "", "given"),
+    "offset": Operation(2, "any", "getelementptr i8, ptr {0}, i64 {1}", "{0} + {1}", "given"),
 }
 
 
@@ -529,18 +494,11 @@ def lines_of(statement: Statement) -> Iterator[str]:
 
 @dataclass(eq=False)
 class Function:
-    """A part of kernels that is written once; see the grammar.
+    """A part of kernels that is written once; its name is unique among the functions that a kernel
+    calls.
 
-    Attributes
-    ----------
-    name : str
-        Unique among the functions that a kernel calls.
-    parameters : tuple of Value
-    body : Block
-    results : tuple of Value
-    is_shared : bool
-        Whether all calls of it run the same code, of which no copies are made. It takes and returns
-        no vectors: its machine code is a module of its own.
+    All calls of one that `is_shared` run the same code, of which no copies are made. It takes and
+    returns no vectors: its machine code is a module of its own.
     """
 
     name: str
@@ -560,21 +518,11 @@ TABLE = -1
 
 @dataclass(eq=False)
 class Kernel:
-    """A whole kernel.
+    """A whole kernel. Memory that one of its pointers leads to is reached through no other.
 
-    Attributes
-    ----------
-    name : str
-    parameters : tuple of Value
-        Pointers and numbers. Memory that one pointer leads to is reached through no other.
-    body : Block
-    slots : tuple of int
-        Which word of the table that a caller gives is each parameter; `TABLE` for the address of
-        the table.
-    register : int
-        How many bytes the vectors have that it works with; longer ones are taken apart.
-    runs_once : bool
-        Whether it runs once for each call of a loop, whatever its length.
+    `slots` says which word of the table that a caller gives is each parameter, `TABLE` for the
+    address of the table. Its vectors have `register` bytes; longer ones are taken apart. One that
+    `runs_once` does so for each call of a loop, whatever its length.
     """
 
     name: str
@@ -596,28 +544,6 @@ def blocks_of(statement: Statement) -> tuple[Block, ...]:
     if isinstance(statement, While):
         return (statement.before, statement.body)
     return (statement.body, statement.otherwise) if isinstance(statement, If) else ()
-
-
-def values_of(statement: Statement) -> tuple[list[Value], list[Value]]:
-    """Return what a statement reads, and the names that it gives a value, but for locals."""
-    read: list[Value] = []
-    made: list[Value] = []
-    kind: Any = type(statement)
-    for name, is_made in _parts(kind):
-        found = getattr(statement, name)
-        values = made if is_made else read
-        if isinstance(found, tuple):
-            values.extend(found)
-        elif found is not None:
-            values.append(found)
-    return read, made
-
-
-@cache
-def _parts(kind: type[Any]) -> list[tuple[str, bool]]:
-    """Return the names of the parts of statements that are values, and whether they are made."""
-    names = [part.name for part in fields(kind) if "Value" in str(part.type)]
-    return [(name, name in ("result", "results", "index")) for name in names]
 
 
 def walk(block: Block) -> Iterator[Statement]:
@@ -842,18 +768,8 @@ def write_function(
     write: Callable[..., Value | tuple[Value, ...]],
     is_shared: bool = False,
 ) -> Function:
-    """Return the function that `write` writes.
-
-    Parameters
-    ----------
-    name : str
-    types : sequence of Type
-        Of its parameters.
-    write : callable
-        Takes a `Writer` and the parameters; returns a result or several.
-    is_shared : bool, optional
-        Whether no copies are made of its code.
-    """
+    """Return the function that `write` writes: given a `Writer` and parameters of `types`, it
+    returns a result or several."""
     writer = Writer()
     parameters = tuple(writer.parameter(type, f"x{i}") for i, type in enumerate(types))
     found = write(writer, *parameters)

@@ -47,16 +47,8 @@ class ArrayType:
 
 @dataclass(frozen=True)
 class Output:
-    """An output of a loop.
-
-    Attributes
-    ----------
-    type : ArrayType
-    grows : bool
-        Whether it has as many rows as the table's capacity, and more rows later.
-    extra : int
-        How many rows it has besides.
-    """
+    """An output of a loop: one that `grows` has as many rows as the table's capacity, and more
+    later; `extra` come on top."""
 
     type: ArrayType
     grows: bool = False
@@ -84,15 +76,8 @@ class Failure:
 
 
 class Words:
-    """Where everything is in the table of a loop.
-
-    Parameters
-    ----------
-    inputs : sequence of ArrayType
-    outputs : sequence of Output
-    functions : sequence
-        The functions outside, whose addresses the table has; it may grow while kernels are written.
-    """
+    """Where everything is in the table of a loop. It has the addresses of `functions`, outside of
+    kernels; there may be more of them while kernels are written."""
 
     def __init__(
         self, inputs: Sequence[ArrayType], outputs: Sequence[Output], functions: Sequence[Any]
@@ -145,23 +130,10 @@ class Kernels:
 class LoopProgram:
     """The kernels of a loop, and what its callers need to know.
 
-    Attributes
-    ----------
-    name : str
-    inputs : tuple of ArrayType
-    outputs : tuple of Output
-    words : Words
-    kernels : Kernels
-    failures : dict of int to Failure
-    functions : tuple of Apply and Routine
-        Scalar nodes that no kernel computes, and routines: the table has the addresses of functions
-        from the inputs of a node to its output, and of the routines.
-    shared : tuple of int
-        Outputs of a program in parts that are sums over the parts.
-    may_stop : bool
-        Whether outputs may have more rows than the result.
-    progress : bool
-        Whether its polls tell how far it is.
+    `functions` are scalar nodes that no kernel computes, and routines: the table has the addresses
+    of functions from the inputs of a node to its output, and of the routines. `shared` are outputs
+    of a program in parts that are sums over the parts. Of one that `may_stop`, outputs may have
+    more rows than the result. `progress`: its polls tell how far it is.
     """
 
     name: str

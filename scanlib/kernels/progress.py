@@ -26,13 +26,8 @@ _TELL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 def wants_progress() -> bool:
-    """Return whether loops that are compiled now show their progress.
-
-    Raises
-    ------
-    ImportError
-        If they should, and tqdm is not installed.
-    """
+    """Return whether loops that are compiled now show their progress; an `ImportError` without
+    tqdm."""
     if config.scanlib__progress:
         _bar_class()
     return bool(config.scanlib__progress)
@@ -57,22 +52,11 @@ class _Run:
 
 
 class Progress:
-    """Draws how far the runs of a loop are.
+    """Draws how far the runs of a loop are; `known`: it takes all steps that it may take.
 
-    Parameters
-    ----------
-    name : str
-        Of the loop.
-    known : bool
-        Whether it takes all steps that it may take.
-
-    Attributes
-    ----------
-    address : int
-        Of the function that is told how far a run is, with its frame; it returns zero, and says so
-        in the frame, to go on.
-    error : BaseException or None
-        What ended a run, since nothing can be raised through compiled code.
+    `address` is that of the function that is told how far a run is, with its frame; it returns
+    zero, and says so in the frame, to go on. `error` is what ended a run, since nothing can be
+    raised through compiled code.
     """
 
     def __init__(self, name: str, known: bool) -> None:

@@ -45,16 +45,8 @@ def _run_parts(program: LoopProgram, runs: Sequence[Entry], table: int, frame: i
 
 
 class Runner:
-    """Calls the kernels of a loop.
-
-    Parameters
-    ----------
-    program : LoopProgram
-    prepare, start, run : callable
-        The entries: they take the addresses of a table and a frame.
-    code : object
-        Kept as long as this object is there.
-    """
+    """Calls the kernels of a loop by their entries, which take the addresses of a table and a
+    frame; `code` is kept as long as this object is there."""
 
     def __init__(
         self, program: LoopProgram, prepare: Entry, start: Entry, run: Entry, code: Any = None

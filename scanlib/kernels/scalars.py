@@ -34,13 +34,8 @@ from scanlib.ops.logaddexp import LogAddExp
 
 
 class NoKernelError(NotImplementedError):
-    """A body has an operation or a dtype that kernels do not have; the message names it.
-
-    Attributes
-    ----------
-    node : Apply or None
-        The node that has no kernel, where it is known.
-    """
+    """A body has an operation or a dtype that kernels do not have; the message names it, `node` is
+    where it is, if that is known."""
 
     node: Apply | None = None
 
@@ -77,13 +72,8 @@ Rule = Callable[..., Any]
 
 
 def parts_of(dtype: str) -> str | None:
-    """Return the dtype of the parts of complex numbers, None for other dtypes.
-
-    Raises
-    ------
-    NoKernelError
-        For a dtype that kernels do not have.
-    """
+    """Return the dtype of the parts of complex numbers, None for others; `NoKernelError` for what
+    kernels do not have."""
     if dtype in ("complex64", "complex128"):
         return "float32" if dtype == "complex64" else "float64"
     if dtype not in DTYPES:
@@ -223,13 +213,7 @@ def _operation(name: str) -> Rule:
 
 
 def library(w: Writer, symbol: str, *values: Value) -> Value:
-    """Write a call of the C library.
-
-    Raises
-    ------
-    LanesError
-        On several lanes.
-    """
+    """Write a call of the C library; `LanesError` on several lanes."""
     if values[0].type.lanes > 1:
         raise LanesError(symbol)
     return w.call_symbol(symbol + ("f" if values[0].type.dtype == "float32" else ""), *values)
@@ -390,13 +374,8 @@ Outside = Callable[[Apply, list[Value]], list[Value]]
 class Scalars:
     """Writes graphs of scalars into a kernel.
 
-    Parameters
-    ----------
-    writer : Writer
-    outside : callable, optional
-        Writes a node that no rule is for, given its operands; raises `NoKernelError`.
-    computed : dict of str to str, optional
-        Dtypes that are computed in others, by name.
+    `outside` writes a node that no rule is for, given its operands, or raises `NoKernelError`;
+    `computed` are dtypes that are computed in others, by name.
     """
 
     def __init__(
@@ -457,11 +436,8 @@ class Scalars:
     ) -> None:
         """Write the statements that compute `outputs` from what is bound.
 
-        Parameters
-        ----------
-        outputs : iterable of Variable
-        special : callable, optional
-            Writes and binds the outputs of a node that is no scalar Op; returns whether it did.
+        `special` may write and bind the outputs of a node that is no scalar Op; it returns whether
+        it did.
         """
         bound = [variable for variable in self.values if not isinstance(variable, Constant)]
         for node in toposort(list(outputs), blockers=bound):

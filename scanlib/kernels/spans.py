@@ -21,13 +21,7 @@ def itemsize(dtype: str) -> int:
 def load_number(
     w: Writer, dtype: str, pointer: Value, offset: Value | int, lanes: int = 1
 ) -> Number:
-    """Read a number, or several that lie side by side.
-
-    Raises
-    ------
-    LanesError
-        For several complex numbers.
-    """
+    """Read a number, or several that lie side by side; `LanesError` for several complex ones."""
     half = parts_of(dtype)
     if half is None:
         return w.load(Type(dtype, lanes), pointer, offset)
@@ -39,13 +33,7 @@ def load_number(
 
 
 def store_number(w: Writer, pointer: Value, offset: Value | int, value: Number) -> None:
-    """Write a number, or several side by side.
-
-    Raises
-    ------
-    LanesError
-        For several complex numbers.
-    """
+    """Write a number, or several side by side; `LanesError` for several complex ones."""
     if isinstance(value, Value):
         w.store(pointer, offset, value)
         return
@@ -98,13 +86,7 @@ class Cell:
 
 
 def spread(w: Writer, value: Number, lanes: int) -> Number:
-    """Return a number in all lanes.
-
-    Raises
-    ------
-    LanesError
-        For several complex numbers.
-    """
+    """Return a number in all lanes; `LanesError` for complex ones in several."""
     if lanes == 1 or (isinstance(value, Value) and value.type.lanes == lanes):
         return value
     if isinstance(value, Pair):
@@ -113,18 +95,8 @@ def spread(w: Writer, value: Number, lanes: int) -> Number:
 
 
 class Total:
-    """What numbers give together: one in each lane, for every count of them that is taken at once.
-
-    Parameters
-    ----------
-    w : Writer
-    start : Number
-        What changes no number.
-    lanes : iterable of int
-        How many numbers may be taken at once.
-    combine : callable, optional
-        Returns what two give together.
-    """
+    """What numbers give together: one in each lane, for every count of them in `lanes` that may be
+    taken at once. `start` changes no number; `combine` returns what two give together."""
 
     def __init__(
         self,

@@ -72,16 +72,9 @@ class Arithmetic:
 class Formulas:
     """A class of functions of one state, closed under composition.
 
-    Attributes
-    ----------
-    compose : callable
-        From an arithmetic, a function and a later one to the function that does both.
-    apply : callable
-        From an arithmetic, a function and a state to the state after it.
-    identity : callable
-        From a dtype to the numbers of the function that changes nothing.
-    idempotent : bool
-        Whether a function composed with itself is itself.
+    `compose` makes of an arithmetic, a function and a later one the function that does both,
+    `apply` of a function and a state the state after it; `identity` has the numbers of the function
+    that changes nothing, for a dtype. `idempotent`: a function composed with itself is itself.
     """
 
     compose: Callable[[Any, Function, Function], Function]
@@ -109,20 +102,11 @@ class History:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one block.
+    """The steps of one block: `elements` are the numbers that select a function at each step, None
+    where a recurrence has none; new values go to `h`, `before` is the state before the block.
 
-    Attributes
-    ----------
-    elements : tuple of Items
-        The numbers that select a function at each step; None where a recurrence has none.
-    h : Span
-        Where the new values go.
-    before : Value
-        The state before the block.
-    old : Span, optional
-        Where the value before each step is, in the order of memory.
-    buffer : callable, optional
-        Returns memory for as many numbers as the block has steps.
+    `old` is where the value before each step is, in the order of memory; `buffer` returns memory
+    for as many numbers as the block has steps.
     """
 
     elements: tuple[Any, ...]
@@ -143,18 +127,8 @@ class Bounds:
 
 @dataclass(frozen=True)
 class StepBlock:
-    """The steps that are scanned.
-
-    Attributes
-    ----------
-    writer : Writer
-    size : Value
-        How many steps there are.
-    reverse : bool
-        Whether the last one in memory is the first that is taken.
-    ahead : tuple of Span
-        What the next block reads and writes, and need not exist: it is asked for on the way.
-    """
+    """The `size` steps that are scanned, in `reverse` from the last one in memory on. `ahead` is
+    what the next block reads and writes, and need not exist: it is asked for on the way."""
 
     writer: Writer
     size: Value
@@ -298,17 +272,7 @@ class Lanes:
 
 
 class LaneScan:
-    """Writes the scan of a block in vectors.
-
-    Parameters
-    ----------
-    block : StepBlock
-    formulas : Formulas
-    steps : Steps
-    bounds : Bounds
-    group : int
-        How many steps are composed at most.
-    """
+    """Writes the scan of a block in vectors; at most `group` steps are composed."""
 
     side_by_side = SIDE_BY_SIDE
 

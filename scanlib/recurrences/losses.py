@@ -66,18 +66,11 @@ def below(x: Value) -> Value:
 class Trust:
     """When a composed function is what single steps give.
 
-    Attributes
-    ----------
-    trusted : callable
-        From a writer, a function, a value and what it makes of that to whether it is right.
-    moderate : callable
-        Whether a value is so far from overflow that no composition that leads there can have hidden
-        one.
-    losses : callable, optional
-        From a writer, a function, a later one and whether that is a single step to bounds of what
-        the numbers of both in a row have lost.
-    bounds : int
-        How many: real numbers, which come after those that select a function.
+    `trusted` takes a writer, a function, a value and what it makes of that, and says whether it is
+    right; `moderate` whether a value is so far from overflow that no composition that leads there
+    can have hidden one. `losses` takes a function, a later one and whether that is a single step to
+    bounds of what the numbers of both in a row have lost: `bounds` real numbers, which come after
+    those that select a function.
     """
 
     trusted: Callable[[Writer, Numbers, Number, Number], Value]

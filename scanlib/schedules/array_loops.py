@@ -135,13 +135,7 @@ def step_work(step: Step, graph: FunctionGraph) -> Size:
 
 
 class ArrayLoop(Loop):
-    """A loop whose steps work on arrays.
-
-    Raises
-    ------
-    NoKernelError
-        Where an input is no array.
-    """
+    """A loop whose steps work on arrays; `NoKernelError` where an input is none."""
 
     most_steps_per_poll = MOST_STEPS
 
@@ -295,14 +289,10 @@ CARRY = "a carry gets another shape"
 
 
 def array_program(op: Scan, may_be_empty: bool = False) -> LoopProgram:
-    """Return the kernels of a loop whose steps work on arrays.
+    """Return the kernels of a loop whose steps work on arrays; `NoKernelError` if an Op or a dtype
+    has none.
 
     Histories that `may_be_empty` need no initial rows where there are no steps.
-
-    Raises
-    ------
-    NoKernelError
-        If an Op or a dtype of its body has none.
     """
     loop = ArrayLoop(op, may_be_empty)
     run = ArraysRun(loop).kernel()
@@ -316,10 +306,7 @@ def array_program(op: Scan, may_be_empty: bool = False) -> LoopProgram:
 class ArrayGraph(Tables):
     """A graph, and what its kernels need to know of it.
 
-    Raises
-    ------
-    NoKernelError
-        Where an input is no array.
+    `NoKernelError` where an input is no array.
     """
 
     def __init__(self, graph: FunctionGraph) -> None:
@@ -381,23 +368,14 @@ def _gives_items(graph: FunctionGraph, variable: Variable) -> bool:
     return all(isinstance(c.op, Subtensor) and c.outputs[0].type.ndim == 0 for c in clients)
 
 
-def graph_program(graph: FunctionGraph, name: str = "graph") -> LoopProgram:
-    """Return the kernels of a graph without loops.
+def graph_program(graph: FunctionGraph) -> LoopProgram:
+    """Return the kernels of a graph without loops; `NoKernelError` if an Op or a dtype has none.
 
-    Parameters
-    ----------
-    graph : FunctionGraph
-        It is changed: the nodes of Ops that are graphs take their places.
-    name : str, optional
-
-    Raises
-    ------
-    NoKernelError
-        If an Op or a dtype has none.
+    The graph is changed: the nodes of Ops that are graphs take their places.
     """
     decompose(graph)
     tables = ArrayGraph(graph)
     run = GraphRun(tables).kernel()
     nothing = TableKernel("start").kernel(runs_once=True)
     kernels = Kernels(prepare(tables), nothing, (run,))
-    return tables.program(name, kernels, progress=False)
+    return tables.program("graph", kernels, progress=False)

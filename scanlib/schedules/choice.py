@@ -14,13 +14,8 @@ from scanlib.schedules.selection import can_chunk, schedule
 
 
 def elementwise_program(op: ElemwiseScan) -> LoopProgram:
-    """Return the kernels of an elementwise loop.
-
-    Raises
-    ------
-    NoKernelError
-        If an operation or a dtype of its body has none.
-    """
+    """Return the kernels of an elementwise loop; `NoKernelError` if an operation or a dtype of its
+    body has none."""
     loop = ElemwiseLoop(op, schedule(op))
     run = [ChannelsRun(loop).kernel()] if loop.by_channels else []
     in_chunks = wanted_threads() > 1 and can_chunk(op)

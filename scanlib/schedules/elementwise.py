@@ -30,20 +30,11 @@ RUN, LAST = range(2)  # rounds of chunks of the steps
 
 
 class ElemwiseLoop(Loop):
-    """An elementwise loop, and what its kernels need to know of it.
+    """An elementwise loop, whose steps are taken as `scanlib.schedules.selection.schedule` says.
 
-    Parameters
-    ----------
-    op : ElemwiseScan
-    schedule : str
-        How its steps are taken, see `scanlib.schedules.selection.schedule`.
-
-    Attributes
-    ----------
-    loops : dict of tuple to int
-        The number of the loop over channels in which a result is computed, by its `id` and axis.
-    axes_of_loops, lengths : list
-        The axis of each loop, and the size of an array that says how long it is.
+    `loops` has the number of the loop over channels in which a result is computed, by its `id` and
+    axis; `axes_of_loops` the axis of each, and `lengths` the size of an array that says how long it
+    is.
     """
 
     def __init__(self, op: ElemwiseScan, schedule: str) -> None:

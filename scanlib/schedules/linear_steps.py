@@ -66,22 +66,12 @@ Multiply = Callable[[Matrix, Matrix, Matrix, "Matrix | None"], None]  # out = a 
 
 
 def linear_program(op: LinearScan, node: Apply, outer: str = "") -> LoopProgram:
-    """Return the kernels of a matrix recurrence.
+    """Return the kernels of a matrix recurrence whose inputs have the types of those of `node`;
+    `NoKernelError` for a dtype that kernels do not have.
 
-    Parameters
-    ----------
-    op : LinearScan
-    node : Apply
-        Its inputs have the types of those of the kernels.
-    outer : {"", "after", "before"}
-        Whether the program has one more input, rows `x_t`, and one more output, the products
-        ``h_i x_j`` of each state and row, or ``x_i h_j``. It refuses another number of
-        rows than of states.
-
-    Raises
-    ------
-    NoKernelError
-        If kernels do not have the dtype.
+    With `outer` ``"after"`` or ``"before"``, the program has one more input, rows `x_t`, and one
+    more output, the products ``h_i x_j`` of each state and row, or ``x_i h_j``. It refuses another
+    number of rows than of states.
     """
     if not _is_of_vectors(op):
         return array_program(op.scan, may_be_empty=not op.untraced)
@@ -107,17 +97,10 @@ def has_products(node: Apply) -> bool:
 class MatrixLoop(Loop):
     """A matrix recurrence of vectors, and what its kernels need to know of it.
 
-    Attributes
-    ----------
-    roles : dict of str to Array
-        The inputs: ``"matrix"``, ``"offset"``, ``"initial"``, ``"mask"``, and ``"other"``, the rows
-        that states are multiplied with.
-    size, batches : Size
-        Of the matrix, and how many states there are.
-    known_size : int or None
-        The size where it is known when the kernels are written.
-    buffers : dict of str to Part
-        What is kept in the workspace.
+    `roles` are the inputs: ``"matrix"``, ``"offset"``, ``"initial"``, ``"mask"``, and ``"other"``,
+    the rows that states are multiplied with. `size` is that of the matrix, `known_size` where it is
+    known when kernels are written; `batches` is how many states there are, `buffers` what is kept
+    in the workspace.
     """
 
     def __init__(self, op: LinearScan, node: Apply, outer: str) -> None:

@@ -96,19 +96,9 @@ class Array:
 class Tables:
     """What kernels read and write: the inputs and outputs of a program, its functions and failures.
 
-    Parameters
-    ----------
-    types : sequence of Type
-        Of the inputs.
-
-    Attributes
-    ----------
-    steps, capacity : Size
-        How many steps there are, and for how many of them outputs that grow have rows at first.
-    first_checks, checks : list of Check
-        What must be so before the first step: always, and where there is one.
-    sizes : dict of int to tuple of Size
-        Of the outputs, or of the rows of stacked ones, by their numbers.
+    `steps` is how many there are, `capacity` for how many of them outputs that grow have rows at
+    first. `first_checks` must hold before the first step always, `checks` where there is one.
+    `sizes` are those of the outputs, or of the rows of stacked ones.
     """
 
     arrays: dict[str, Array]
@@ -173,29 +163,11 @@ class Tables:
 class Loop(Tables):
     """A loop, and what the kernels of all schedules need to know of it.
 
-    Parameters
-    ----------
-    scan : Scan
-    graph : FunctionGraph
-        The body whose results the kernels compute.
-    types : sequence of Type
-        Of the loop's inputs.
-    layout : Layout, optional
-        Of the channels. Without one, rows are what they are in `graph`.
-
-    Attributes
-    ----------
-    work : Size
-        How many numbers a step computes, about.
-    depths : dict of str to int
-        Of how many steps states, `h0` and so on, and carries, `c0` and so on, are read.
-    starts : dict of str to Array
-        What they start with.
-    taps : dict of Variable to tuple of str and int
-        Which one, and how many steps before, an input of the body is.
-    rings : dict of str to Size
-        Where in the workspace the last rows are of those that have them there, one row more than
-        are read.
+    `graph` is the body whose results they compute; `layout` is that of the channels, without which
+    rows are what they are in `graph`. A step computes about `work` numbers. `depths` has of how
+    many steps states, `h0` and so on, and carries, `c0` and so on, are read; `starts` what they
+    start with; `taps` which one, and how many steps before, an input of the body is; `rings` where
+    in the workspace the last rows are of those that have them there, one row more than are read.
     """
 
     may_be_empty = False  # histories without initial rows, where there are no steps

@@ -19,18 +19,11 @@ def between_polls(
     length: Value | int,
     stopped: Callable[[], Value] | None = None,
 ) -> Iterator[tuple[Value, Value]]:
-    """Write a loop that polls; what it yields are the first step after a poll and the end.
+    """Write a loop that polls after `length` steps; what it yields are the first step after a poll
+    and the end.
 
-    Parameters
-    ----------
-    w : Writer
-    done : Local
-        The first step that is not taken yet; where a loop may stop, each step counts it up.
-    end : Value
-    length : Value or int
-        How many steps are taken between two polls.
-    stopped : callable, optional
-        Writes whether the loop has stopped.
+    `done` is the first step that is not taken yet; where a loop may stop, each step counts it up,
+    and `stopped` writes whether it has.
     """
 
     def goes_on() -> Value:

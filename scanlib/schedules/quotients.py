@@ -60,16 +60,8 @@ def quotients_in(
 
 
 class Quotients:
-    """Writes the quotients of a block, by divisors that are bound in `scalars`.
-
-    Parameters
-    ----------
-    w : Writer
-    scalars : Scalars
-    nodes : list of Apply
-    lanes : int
-        How many numbers are computed at once, besides one.
-    """
+    """Writes the quotients of a block by divisors that are bound in `scalars`, one or `lanes` at
+    once."""
 
     def __init__(self, w: Writer, scalars: Scalars, nodes: list[Apply], lanes: int) -> None:
         self.w, self.scalars = w, scalars

@@ -58,18 +58,14 @@ def _longest_item(op: ElemwiseScan) -> int:
 
 
 def schedule(op: ElemwiseScan) -> str:
-    """Return how compiled code walks an elementwise loop.
+    """Return how compiled code walks an elementwise loop. The one place that decides: backends
+    write what it says, `scanlib.explain` shows it.
 
-    The one place that decides: backends write what it says, `scanlib.explain` shows it.
-
-    Returns
-    -------
-    {"channels", "blocks", "steps", "by width"}
-        ``"channels"``: time outside, channels inside. ``"blocks"``: blocks of steps of one
-        channel after the other, whose parts all belong to recurrence families, where steps are
-        not long. ``"steps"``: one channel, step by step, states in registers. ``"by width"``:
-        ``"blocks"`` for `few_channels` and at least `MANY_STEPS` steps, otherwise ``"channels"``;
-        their number is known when the loop runs. For a single channel alone that would not pay.
+    ``"channels"``: time outside, channels inside. ``"blocks"``: blocks of steps of one channel
+    after the other, whose parts all belong to recurrence families, where steps are not long.
+    ``"steps"``: one channel, step by step, states in registers. ``"by width"``: ``"blocks"`` for
+    `few_channels` and at least `MANY_STEPS` steps, otherwise ``"channels"``; their number is known
+    when the loop runs. For a single channel alone that would not pay.
     """
     composed = bool(op.recurrences) and all(r.family in CLASSES for r in op.recurrences)
     composed = composed and len(op.body.toposort()) <= LONG_STEP

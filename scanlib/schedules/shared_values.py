@@ -23,16 +23,9 @@ from scanlib.schedules.selection import is_cheap
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A graph that computes a part of one step, from inputs of its own.
-
-    Attributes
-    ----------
-    outputs : sequence of Variable
-    own : mapping of Variable to Variable
-        Which input of the body each of its inputs is.
-    scanned : mapping of Variable to int
-        What has been computed before, and whose it is: nothing above it is looked at.
-    """
+    """A graph that computes a part of one step, from inputs of its own: `own` says which input of
+    the body each is. `scanned` is what has been computed before, and whose it is: nothing above it
+    is looked at."""
 
     outputs: Sequence[Variable]
     own: Mapping[Variable, Variable]

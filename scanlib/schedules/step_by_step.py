@@ -12,18 +12,10 @@ from scanlib.schedules.polls import between_polls
 class TakesSteps(TableReader[L]):
     """Writes the loop over the steps; what a step is, `step` of a schedule says.
 
-    Attributes
-    ----------
-    steps, begin : Value
-        How many steps there are, and the first one that this call takes.
-    i, t : Value
-        The number of the step that is written, and its row in the arrays.
-    done : Local
-        The first step that is not taken yet.
-    stopped : Local
-        Set by a step of a loop that may stop.
-    registers : dict of str to list of Cell
-        The latest values of the states and carries that live in local variables, the last first.
+    This call takes those from `begin` on. `i` and `t` are the number of the step that is written
+    and its row in the arrays, `done` the first step that is not taken yet, `stopped` is set by a
+    step of a loop that may stop. `registers` have the latest values of the states and carries that
+    live in local variables, the last first.
     """
 
     steps: Value

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scanlib.kernels import elementary, language
-from scanlib.kernels.interpreter import run
 from scanlib.kernels.language import (
     BOOL,
     FLOAT32,
@@ -22,8 +21,9 @@ from scanlib.kernels.language import (
     write_function,
 )
 from scanlib.kernels.printers.llvm import count_loops, print_kernels
-from scanlib.kernels.verifier import KernelError, verify
+from tests.kernel_interpreter import run
 from tests.kernel_runs import COMPILER, by_c, by_llvm, interpreted, write_kernel
+from tests.kernel_verifier import KernelError, verify
 
 needs_compiler = pytest.mark.skipif(not COMPILER[0], reason="there is no C++ compiler")
 ITEMS = 16

@@ -12,8 +12,8 @@ from scanlib.kernels.linalg.matrices import Matrix, packed
 from scanlib.kernels.linalg.products import multiply, multiply_packed, pack, panel_columns
 from scanlib.kernels.program import Routine
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.kernels.verifier import verify
 from tests.kernel_runs import by_llvm, interpreted, write_kernel
+from tests.kernel_verifier import verify
 
 WAYS = {"llvm": by_llvm, "interpreted": interpreted}
 LAYOUTS = ("rows", "columns", "apart", "backwards", "apart columns")

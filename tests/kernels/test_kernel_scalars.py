@@ -18,9 +18,9 @@ from scanlib.kernels.scalars import (
     Scalars,
     parts_of,
 )
-from scanlib.kernels.verifier import verify
 from scanlib.ops.logaddexp import LogAddExp
 from tests.kernel_runs import by_llvm, interpreted, write_kernel
+from tests.kernel_verifier import verify
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 REALS = ("bool", *INTEGERS, "float32", "float64")

@@ -9,13 +9,13 @@ import scanlib
 from scanlib.kernels.compiled import program_text
 from scanlib.kernels.language import INT64, POINTER, Type
 from scanlib.kernels.spans import Same, Span
-from scanlib.kernels.verifier import verify
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.recurrences import affine, block_scans, clamp, trust
 from scanlib.recurrences.block_scans import Steps
 from scanlib.schedules import quotients
 from scanlib.schedules.choice import elementwise_program
 from tests.kernel_runs import by_llvm, interpreted, write_kernel
+from tests.kernel_verifier import verify
 from tests.modes import MODES
 
 LENGTHS = (1, 2, 7, 8, 15, 16, 17, 31, 33, 100, 1024)

@@ -6,9 +6,9 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.kernels.interpreter import call
 from scanlib.kernels.language import INT64, write_function
 from scanlib.schedules.channels import LEAST_BYTES, rows_ahead
+from tests.kernel_interpreter import call
 
 MODES = ("NUMBA", "CVM")
 

@@ -17,9 +17,9 @@ import scanlib
 from scanlib.backends.handler.programs import program_of
 from scanlib.kernels.language import Prefetch, walk
 from scanlib.kernels.python_driver import Runner, compiled_runner
-from scanlib.kernels.verifier import verify
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.kernel_runs import interpreted_entry
+from tests.kernel_verifier import verify
 
 rng = np.random.default_rng(5)
 

@@ -9,10 +9,10 @@ import pytest
 
 from scanlib.backends.handler.functions import function_address
 from scanlib.kernels.python_driver import Runner, compiled_runner
-from scanlib.kernels.verifier import verify
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.schedules.linear_steps import linear_program
 from tests.kernel_runs import interpreted_entry
+from tests.kernel_verifier import verify
 from tests.linear import Recurrence
 
 # A recurrence, the sizes of its states, its batch, its dtype.

@@ -85,16 +85,8 @@ def processors() -> int:
 
 @cache
 def register(driver: str, platform: str, target: str = TARGET) -> None:
-    """Make the handler known to XLA.
-
-    Parameters
-    ----------
-    driver : str
-        The library of the driver.
-    platform : str
-    target : str, optional
-        The name of the custom call.
-    """
+    """Make the handler known to XLA; `driver` is the driver's library, `target` the name of the
+    custom call."""
     library = load_handler()
     assert library is not None
     library.scanlib_connect(driver.encode(), int(platform != "CUDA"))

@@ -43,9 +43,8 @@ NUMBERS = (bool, int, float, np.generic, np.ndarray)
 INF = float("inf")
 Range = tuple[Any, Any]  # the least and the greatest value
 # What has its least and greatest values where all that it is given has.
-AT_CORNERS = (
-    ps.Add, ps.Clip, ps.Mul, ps.Neg, ps.ScalarMaximum, ps.ScalarMinimum, ps.Sub, ps.Switch,
-)  # fmt: skip
+WRAPS = (ps.Add, ps.Mul, ps.Neg, ps.Sub)  # in few bits
+AT_CORNERS = (*WRAPS, ps.Clip, ps.ScalarMaximum, ps.ScalarMinimum, ps.Switch)
 
 
 class KnownNumber(JAXShapeTuple):
@@ -158,8 +157,9 @@ def _ranges_of(node: Apply, ends: list[Range]) -> list[Range]:
         return ends[:1]
     if isinstance(op, ps.Composite):
         return _ranges_of_graph(op.fgraph, ends)
-    wraps = any(out.type.dtype not in ("bool", "int32", "int64") for out in node.outputs)
-    if wraps or not isinstance(op, AT_CORNERS):
+    dtypes = {out.type.dtype for out in node.outputs}
+    exact = {"bool", "int32", "int64"} if isinstance(op, WRAPS) else set(discrete_dtypes)
+    if not (isinstance(op, AT_CORNERS) and dtypes <= exact):
         return [range_of(None, out.type.dtype) for out in node.outputs]
     if isinstance(op, ps.Switch):
         ends = [(0, 1), *ends[1:]]

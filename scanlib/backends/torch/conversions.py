@@ -90,7 +90,8 @@ def or_on_host(rule: Rule, first: int | None) -> Rule:
     """Return the conversion of an Op that PyTensor refuses, or torch, for some nodes.
 
     Where `first` is a number, inputs from there on are converted to one dtype: products of matrices
-    are of one dtype in torch, and sums of small integers always int64.
+    are of one dtype in torch (PyTensor 3.3.8 converts those of `Dot`), and sums of small integers
+    always int64.
     """
 
     def convert(op: Any, node: Apply, **kwargs: Any) -> Function:
@@ -209,7 +210,8 @@ def _computes(function: Function, node: Apply) -> bool:
 
 
 def typify_array(data: np.ndarray, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
-    """Return an array as a tensor; torch warns of arrays that are not to be written to.
+    """Return an array as a tensor; torch warns of constants that are not to be written to, which
+    PyTensor 3.3.8 prevents itself.
 
     Arrays that come with a negative stride, like a series that the caller reversed, are copied.
     """

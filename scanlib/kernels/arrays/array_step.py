@@ -78,16 +78,9 @@ def overwrites(graph: FunctionGraph, node: Apply, order: Mapping[Apply, int]) ->
 
 @dataclass(frozen=True)
 class Destination:
-    """Memory that a result of the step must end in, and the error where it does not fit.
-
-    Attributes
-    ----------
-    place : callable
-        Takes the result's sizes; returns where it goes.
-    error : str
-    templates : tuple of str
-        For each axis; the message gets the step, the size of the place, and the result's.
-    """
+    """Memory that a result of the step must end in: `place` returns where a result of some sizes
+    goes. The `templates` of `error`, one for each axis, get the step, the size of the place, and
+    the result's."""
 
     place: Callable[[tuple[Size, ...]], Place]
     error: str
@@ -95,36 +88,14 @@ class Destination:
 
 
 class Step:
-    """Writes the nodes of a body.
+    """Writes the nodes of a body; `node` is the one that is written.
 
-    Parameters
-    ----------
-    writer : Writer
-        Of the kernel that takes the steps.
-    scalars : Scalars
-    values : SizeValues
-    workspace : Workspace
-    space : Value
-        Its address.
-    fail : callable
-        Takes the name of an exception, a message, and how many numbers it shows; returns the code
-        of that failure.
-    library : callable
-        Takes a routine of BLAS; returns its address.
-
-    Attributes
-    ----------
-    messages : NodeMessages
-    before : Block
-        What the kernel does before the first step.
-    i : Value or None
-        The number of the step, None outside of loops.
-    fixed : set of Variable
-        Inputs of a loop that are the same for all steps, and views of them.
-    by_item : set of Variable
-        Arrays of which single items are written, before or after.
-    node : Apply or None
-        The node that is written.
+    `fail` takes the name of an exception, a message, and how many numbers it shows, and returns the
+    code of that failure; `library` takes a routine of BLAS and returns its address; `space` is the
+    address of the workspace. `before` is what the kernel does before the first step, `i` the number
+    of the step, None outside of loops. `fixed` are inputs of a loop that are the same for all
+    steps, and views of them; `by_item` are arrays of which single items are written, before or
+    after.
     """
 
     messages = NodeMessages()
@@ -273,13 +244,7 @@ class Step:
             self.bind_place(out, self.place(inp))
 
     def size_of(self, variable: Variable) -> Size:
-        """Return an integer as a size.
-
-        Raises
-        ------
-        NoKernelError
-            If only a step tells it.
-        """
+        """Return an integer as a size; `NoKernelError` if only a step tells it."""
         if isinstance(variable, Constant):
             return int(np.asarray(variable.data))
         if variable not in self.known:

@@ -45,17 +45,8 @@ SHAPES = "Incompatible Elemwise input shapes, sizes {} and {} along axis "
 
 @dataclass
 class Walk:
-    """An array inside nested loops.
-
-    Attributes
-    ----------
-    pointer : Value
-    dtype : str
-    strides : list of Size
-        In bytes, along the axis of each loop.
-    offset : Value or int
-        Where its item is, as far as loops are open.
-    """
+    """An array inside nested loops: its strides in bytes along the axis of each loop, and where its
+    item is, as far as loops are open."""
 
     pointer: Value
     dtype: str

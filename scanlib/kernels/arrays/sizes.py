@@ -20,17 +20,8 @@ from scanlib.kernels.scalars import Number, Scalars, real
 
 @dataclass(frozen=True)
 class Given:
-    """A number of an input: its dimension or stride along an axis, or the integer that it is.
-
-    Attributes
-    ----------
-    kind : str
-        ``"dim"``, ``"stride"`` (bytes) or ``"value"``; or ``"part"``, where a part of the workspace
-        begins, by its number.
-    array : str
-        The loop's name for the input.
-    axis : int
-    """
+    """A number of an input, which `array` names: ``"dim"`` or ``"stride"`` (bytes) along an axis,
+    or its ``"value"``; or ``"part"``, where a part of the workspace begins, by its number."""
 
     kind: str
     array: str
@@ -39,16 +30,9 @@ class Given:
 
 @dataclass(frozen=True)
 class Expression:
-    """An operation on sizes.
-
-    Attributes
-    ----------
-    operation : str or tuple of Apply and int
-        ``"add"``, ``"mul"``, ``"min"``, ``"max"``, ``"quotient"``, ``"equal"``
-        (which chooses the third part where the first two are equal, else the fourth), or a scalar
-        node of PyTensor's and which of its outputs is meant.
-    parts : tuple
-    """
+    """An operation on sizes: ``"add"``, ``"mul"``, ``"min"``, ``"max"``, ``"quotient"``,
+    ``"equal"`` (which chooses the third part where the first two are equal, else the fourth), or a
+    scalar node of PyTensor's and which of its outputs is meant."""
 
     operation: str | tuple[Apply, int]
     parts: tuple[Size, ...]
@@ -126,18 +110,8 @@ def if_equal(one: Size, other: Size, chosen: Size, otherwise: Size) -> Size:
 
 @dataclass(frozen=True)
 class Check:
-    """Sizes that must be equal, or the first one not below the second.
-
-    Attributes
-    ----------
-    operation : str
-        ``"ne"`` or ``"lt"``: what must not be.
-    sizes : tuple of two sizes
-    error, template : str
-        The failure (`scanlib.kernels.program.Failure`).
-    values : tuple of sizes
-        What its message shows.
-    """
+    """Two sizes that must be equal, or the first one not below the second: `operation` is what must
+    not be, ``"ne"`` or ``"lt"``. The failure's message shows `values`."""
 
     operation: str
     sizes: tuple[Size, Size]
@@ -221,17 +195,8 @@ def _occurs(size: Size, whole: Size) -> bool:
 
 
 class SizeValues:
-    """Writes sizes into a kernel.
-
-    Parameters
-    ----------
-    writer : Writer
-        Of the kernel; expressions are written into the block that `inside` opens.
-    given : callable
-        Returns the value of a `Given`.
-    inside : callable
-        Opens the block, which comes before all that read sizes.
-    """
+    """Writes sizes into a kernel, expressions into the block that `inside` opens, which comes
+    before all that read sizes. `given` returns the value of a `Given`."""
 
     def __init__(
         self, writer: Writer, given: Callable[[Given], Value], inside: Callable[[], Any]

@@ -17,17 +17,8 @@ from scanlib.kernels.spans import LINE, itemsize
 
 @dataclass(eq=False)
 class Part:
-    """A part of the workspace.
-
-    Attributes
-    ----------
-    start, end : Given
-        Bytes from the workspace's start.
-    size : Size
-        Bytes.
-    pinned : bool
-        Whether it is kept for the whole loop.
-    """
+    """A part of the workspace, from byte `start` to `end` of it; a `pinned` one is kept for the
+    whole loop."""
 
     start: Given
     end: Given
@@ -37,18 +28,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Place:
-    """An array in memory.
-
-    Attributes
-    ----------
-    pointer : Value
-        The address of the first item.
-    dtype : str
-    sizes, strides : tuple of Size
-        Strides in bytes.
-    part : Part, optional
-        Where it lies if that is the workspace.
-    """
+    """An array in memory: the address of its first item, sizes, strides in bytes, and the part of
+    the workspace that it lies in, if it does."""
 
     pointer: Value
     dtype: str

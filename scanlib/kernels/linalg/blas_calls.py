@@ -21,16 +21,8 @@ def routine_of(name: str, dtype: str) -> Routine:
 
 
 def call_library(w: Writer, address: Value, *arguments: Value) -> None:
-    """Write the call of a routine.
-
-    Parameters
-    ----------
-    w : Writer
-    address : Value
-    arguments : Value
-        Pointers are given as they are; for letters, integers and other numbers, the addresses of
-        memory that holds them.
-    """
+    """Write the call of a routine: pointers are given as they are, letters and numbers by the
+    addresses of memory that holds them."""
     operands = []
     for argument in arguments:
         if argument.type != POINTER:
@@ -42,17 +34,9 @@ def call_library(w: Writer, address: Value, *arguments: Value) -> None:
 
 
 def layout(w: Writer, matrix: Matrix) -> tuple[Value, Value, Value]:
-    """Return how a routine reads a matrix.
-
-    Returns
-    -------
-    is_by_rows : Value
-        Whether its rows are contiguous.
-    line : Value
-        How many items a row, or else a column, is from the next.
-    fits : Value
-        Whether one of them is contiguous, so that it can be read at all.
-    """
+    """Return how a routine reads a matrix: whether its rows are contiguous, how many items a row,
+    or else a column, is from the next, and whether one of them is contiguous, so that it can be
+    read at all."""
     row, column = sized(w, matrix.row_stride, matrix.column_stride)
     (rows, columns), item = sized(w, matrix.rows, matrix.columns), matrix.itemsize
     is_by_rows = column.equals(item) & (row >= columns * item)

@@ -25,19 +25,8 @@ Size = Value | int
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix in memory.
-
-    Attributes
-    ----------
-    pointer : Value
-        The address of its first item.
-    dtype : str
-    rows, columns : Value or int
-    row_stride, column_stride : Value or int
-        How many bytes a row, or a column, is from the next.
-    is_packed : bool
-        Whether its rows are known to lie one behind the other.
-    """
+    """A matrix in memory: the address of its first item, sizes, how many bytes a row and a column
+    is from the next. In one that `is_packed` the rows are known to lie one behind the other."""
 
     pointer: Value
     dtype: str

@@ -61,21 +61,9 @@ MATRIX = (POINTER, INT64, INT64)  # a pointer and both strides
 
 
 def multiply(w: Writer, a: Matrix, b: Matrix, out: Matrix, library: Library | None = None) -> None:
-    """Write ``out = a b``; sizes must fit.
-
-    Parameters
-    ----------
-    w : Writer
-    a, b, out : Matrix
-        `out` shares no memory with the others.
-    library : callable, optional
-        Gives the addresses of BLAS routines; without it, none is called.
-
-    Raises
-    ------
-    NoKernelError
-        For truth values and complex numbers.
-    """
+    """Write ``out = a b``, by routines of BLAS where `library` gives their addresses; sizes must
+    fit, and `out` shares no memory with the others. `NoKernelError` for truth values and complex
+    numbers."""
     dtypes = (a.dtype, b.dtype, out.dtype)
     for dtype in dtypes:
         if dtype not in FLOATS + INTEGERS:

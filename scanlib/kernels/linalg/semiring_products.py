@@ -62,19 +62,8 @@ def largest_lane(w: Writer, value: Value) -> Value:
 
 @dataclass
 class Combination:
-    """Writes combinations of rows; see the module's text.
-
-    Attributes
-    ----------
-    w : Writer
-    semiring : str
-    out, factors : Value
-        The addresses of numbers that lie side by side.
-    rows : Matrix
-        Its rows are contiguous.
-    add : Value or None
-        An address like those; without it, nothing is added.
-    """
+    """Writes combinations of rows; see the module's text. `out`, `factors` and `add`, if anything
+    is added, are addresses of numbers that lie side by side; rows are contiguous."""
 
     w: Writer
     semiring: str

@@ -91,13 +91,7 @@ def print_functions(functions: Sequence[ir.Function], declared: str = "static in
 
 
 def type_text(type: ir.Type) -> str:
-    """Return the text of a type.
-
-    Raises
-    ------
-    NotImplementedError
-        If it has several lanes.
-    """
+    """Return the text of a type, which has one lane."""
     if type.lanes > 1:
         raise NotImplementedError(f"C++ text has no {type}")
     return "char *" if type == ir.POINTER else item_text(type.dtype)

@@ -152,8 +152,6 @@ class SplitParts:
                     self.taken_sums.append((carry, added))
         self._visit(part.value for part in self.outputs)
         self._visit(added for _, added in self.taken_sums)
-        if config.scanlib__split_sums and self.taken_sums:
-            self._take_light_sums()
         if config.scanlib__split_maps:
             self._take_before()
 
@@ -173,19 +171,6 @@ class SplitParts:
                 return False
             node = node.inputs[0].owner
         return node is not None and self.kinds.get(node) in (PRODUCT, PAIRS)
-
-    def _take_light_sums(self) -> None:
-        """Let sums go of which all rows are there for other reasons."""
-        taken = dict(self.taken_sums)
-        for carry, added in self.sums:
-            if carry in taken or not added.type.ndim or not self.fits(added):
-                continue
-            stored, visited = list(self.stored), set(self._visited)
-            self._visit([added])
-            if len(self.stored) == len(stored):
-                self.taken_sums.append((carry, added))
-            else:
-                self.stored, self._visited = stored, visited
 
     # What the loop stores for what comes after it
 

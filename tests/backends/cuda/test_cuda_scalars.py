@@ -14,11 +14,11 @@ from pytensor.scalar.basic import get_scalar_type
 from scanlib.backends.cuda.nvidia import find_nvrtc
 from scanlib.backends.cuda.printer import template
 from scanlib.backends.cuda.scalar_code import OUTSIDE, Code, ScalarUnit, item_type
-from scanlib.kernels.interpreter import call
 from scanlib.kernels.language import Function, Type, Writer
 from scanlib.kernels.printers.c import Source, item_text
 from scanlib.kernels.scalars import NoKernelError
 from tests.cuda_device import host_library
+from tests.kernel_interpreter import call
 from tests.kernels.test_kernel_language import ITEMS, NUMBERS, steps, write_step
 from tests.kernels.test_kernel_scalars import OBJECTS, cases, operands
 

@@ -25,13 +25,7 @@ class Address:
     start: int = 0
 
     def item(self, offset: int, size: int) -> np.ndarray:
-        """Return a view of some bytes.
-
-        Raises
-        ------
-        IndexError
-            If they are not all in memory.
-        """
+        """Return a view of some bytes; `IndexError` if they are not all in memory."""
         first = self.start + offset
         if first < 0 or first + size > self.memory.size:
             raise IndexError(f"bytes {first} to {first + size} of {self.memory.size}")
@@ -73,22 +67,10 @@ def run(
     operands: Sequence[Any],
     interrupted: Callable[..., bool] | None = None,
 ) -> tuple[int, tuple[Any, ...]]:
-    """Run a kernel.
+    """Run a kernel on a value for each parameter, arrays or `Address` for pointers.
 
-    Parameters
-    ----------
-    kernel : Kernel
-    operands : sequence
-        A value for each parameter; arrays, or `Address`, for pointers.
-    interrupted : callable, optional
-        Asked at each `poll`, with its operands.
-
-    Returns
-    -------
-    code : int
-        How it ended: 0, the code of a `fail`, or `INTERRUPTED`.
-    values : tuple
-        Those of the `fail`.
+    Return how it ended, 0, the code of a `fail` or `INTERRUPTED`, and the values of the `fail`.
+    `interrupted` is asked at each `poll`, with its operands.
     """
     state = _Run({}, interrupted)
     for value, operand in zip(kernel.parameters, operands, strict=True):
@@ -188,9 +170,52 @@ class _Run:
 
 def apply(operation: str, operands: list[Any], type: ir.Type) -> Any:
     """Return the result of one operation, which has `type`."""
-    meaning = ir.OPERATIONS[operation].meaning
-    found = _TYPED[operation](operands, type) if meaning is None else meaning(*operands)
+    typed, meaning = _TYPED.get(operation), _OF_NUMBERS.get(operation)
+    found = typed(operands, type) if meaning is None else meaning(*operands)
     return found if type == ir.POINTER else _number(found, type)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    return (x - np.fmod(x, y)) // y
+
+
+# What operations are of NumPy's numbers, and those that depend on the type of the result.
+_OF_NUMBERS: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "neg": np.negative,
+    "div": np.divide,
+    "sqrt": np.sqrt,
+    "abs": np.abs,
+    "copysign": np.copysign,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "rint": np.rint,
+    "quotient": _quotient,
+    "remainder": np.fmod,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
+    "shl": np.left_shift,
+    "shr": np.right_shift,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "copy": _itself,
+    "opaque": _itself,
+    "splat": _itself,
+    "lane": lambda v, k: v[int(k)],
+}
 
 
 def _fma(operands: list[Any], type: ir.Type) -> Any:

@@ -1,12 +1,15 @@
 """Names the first thing that is wrong with a kernel.
 
-What a printer is given has passed `verify`: types fit, every name has a value before it is read,
-and has it once.
+What a printer is given fits: types do, every name has a value before it is read, and has it once.
+While tests run, every kernel that is compiled is verified (`conftest.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
+from functools import cache
+from typing import Any
 
 from scanlib.kernels import language as ir
 
@@ -16,12 +19,8 @@ class KernelError(TypeError):
 
 
 def verify(root: ir.Function | ir.Kernel) -> None:
-    """Check a kernel or function, and all functions that it calls.
-
-    Raises
-    ------
-    KernelError
-        With the first statement that is wrong.
+    """Check a kernel or function, and all functions that it calls; `KernelError` names the first
+    statement that is wrong.
     """
     names: dict[str, ir.Function] = {}
     for function in [*ir.functions_of(root), root]:
@@ -82,7 +81,7 @@ class _Scope:
                 raise KernelError(f"{error} in `{line}` of {self.root.name}") from None
 
     def statement(self, statement: ir.Statement) -> None:
-        read, made = ir.values_of(statement)
+        read, made = values_of(statement)
         if not isinstance(statement, ir.While):
             self.read_all(read)
             self.check_types(statement)
@@ -168,6 +167,28 @@ class _Scope:
     def read(self, value: ir.Value, where: str = "") -> None:
         if not isinstance(value, ir.Constant) and value not in self.known:
             raise KernelError(f"{where}{': ' if where else ''}{value} has no value here")
+
+
+def values_of(statement: ir.Statement) -> tuple[list[ir.Value], list[ir.Value]]:
+    """Return what a statement reads, and the names that it gives a value, but for locals."""
+    read: list[ir.Value] = []
+    made: list[ir.Value] = []
+    kind: Any = type(statement)
+    for name, is_made in _parts(kind):
+        found = getattr(statement, name)
+        values = made if is_made else read
+        if isinstance(found, tuple):
+            values.extend(found)
+        elif found is not None:
+            values.append(found)
+    return read, made
+
+
+@cache
+def _parts(kind: type[Any]) -> list[tuple[str, bool]]:
+    """Return the names of the parts of statements that are values, and whether they are made."""
+    names = [part.name for part in fields(kind) if "Value" in str(part.type)]
+    return [(name, name in ("result", "results", "index")) for name in names]
 
 
 # By the name of a part of statements.
