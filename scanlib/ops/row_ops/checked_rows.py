@@ -15,8 +15,8 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.raise_op import CheckAndRaise
 
-from scanlib.ops.derivatives import Variables
 from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.graph import Variables
 
 
 class CheckedValue(CheckAndRaise):
