@@ -47,8 +47,7 @@ from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.linker_features import HadLoops
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
-from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
-from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.checked_rows import CheckedConvergence, CheckedRows
 from scanlib.ops.row_ops.generator_words import GeneratorFromWords, GeneratorWords
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows

@@ -55,8 +55,7 @@ from scanlib.backends.torch.host import on_host
 from scanlib.backends.torch.operator import torch_dtype
 from scanlib.ops.errors import ConvergenceError, SequenceLengthError
 from scanlib.ops.graph import is_linear_algebra
-from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
-from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.checked_rows import CheckedConvergence, CheckedRows
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.step_products import StepProducts
 
