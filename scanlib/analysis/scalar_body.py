@@ -19,12 +19,7 @@ from pytensor.scalar.basic import Add, Cast
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 
 from scanlib._compat import freeze_graph
-from scanlib.analysis.scalar_values import (
-    NotElementwiseError,
-    ScalarValues,
-    describe,
-    new_scalar,
-)
+from scanlib.analysis.scalar_values import NotElementwiseError, ScalarValues, describe, new_scalar
 from scanlib.analysis.sums import summands, terms_of_sum
 from scanlib.ops.graph import is_tensor, readers_of
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output

@@ -17,11 +17,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.type import TensorType
 
 from scanlib.ops.connection import connection_pattern
-from scanlib.ops.gradient.cotangents import (
-    HistoryCotangent,
-    split_history,
-    total_of,
-)
+from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history, total_of
 from scanlib.ops.gradient.forward import ForwardValues, drawn_values
 from scanlib.ops.gradient.step_pullback import (
     StepPullback,

@@ -28,10 +28,7 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.analysis.recognition import analyse
-from scanlib.analysis.scalar_body import (
-    NotElementwiseError,
-    scalar_loop,
-)
+from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.ops.graph import core_op, is_linear_algebra, row_type
 from scanlib.ops.logaddexp import stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, Part, Sequence

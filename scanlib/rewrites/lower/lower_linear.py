@@ -33,11 +33,7 @@ from scanlib.ops.loop import Carry, Loop, Part, State
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.lowered.linear_scan import LinearOptions, Parts, history_of
 from scanlib.rewrites.edit import detach
-from scanlib.rewrites.lower.linear_recurrence import (
-    NotLinearError,
-    Roles,
-    find_recurrence,
-)
+from scanlib.rewrites.lower.linear_recurrence import NotLinearError, Roles, find_recurrence
 from scanlib.rewrites.over_time.peel import OverTime
 from scanlib.rewrites.simplify.simplify import replace
 

@@ -44,13 +44,7 @@ from pytensor.tensor.math import Sum as TensorSum
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
 
-from scanlib._compat import (
-    INDEX_READS,
-    LOG_SUM_EXP,
-    join_of,
-    split_of,
-    vectorize_rule,
-)
+from scanlib._compat import INDEX_READS, LOG_SUM_EXP, join_of, split_of, vectorize_rule
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.graph import conform, core_op, row_type, substitute, with_axes

@@ -32,9 +32,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib._compat import features
 from scanlib.lengths.known import countable_scalars
-from scanlib.ops.linker_features import (
-    needs_known_lengths,
-)
+from scanlib.ops.linker_features import needs_known_lengths
 from scanlib.ops.loop import Loop, Output, Part, Sequence, State, past_rows
 from scanlib.ops.loop_rewrite import LoopRewrite, record_in
 from scanlib.ops.row_ops.checked_rows import CheckedValue
