@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.raise_op import Assert
+from pytensor.tensor.math import Dot
 
 import scanlib
 from scanlib.ops import Scan
 from scanlib.ops.kernel_graph import KernelGraph
+from scanlib.ops.row_ops.step_products import StepProducts
 from tests.modes import MODES
 from tests.reference import reference_scan
 
@@ -158,6 +160,9 @@ def nodes_of(fgraph):
             yield from nodes_of(node.op.body)
         else:
             yield node
+
+
+PRODUCTS = (Dot, StepProducts)
 
 
 def count(function, kind) -> int:

@@ -14,23 +14,18 @@ from typing import NamedTuple
 import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Add, Cast
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 
 from scanlib._compat import freeze_graph
-from scanlib.analysis.scalar_values import (
-    NotElementwiseError,
-    ScalarValues,
-    describe,
-    new_scalar,
-)
+from scanlib.analysis.scalar_values import NotElementwiseError, ScalarValues, describe, new_scalar
 from scanlib.analysis.sums import summands, terms_of_sum
 from scanlib.ops.graph import is_tensor, readers_of
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.lowered.elemwise_scan import Axes, Layout
-from scanlib.ops.recursion import Task, finished
+from scanlib.ops.recursion import room_for_calls
 
 
 def is_sum_of_converted(before: str, after: str) -> bool:
@@ -82,7 +77,8 @@ def scalar_loop(loop: Loop) -> ScalarLoop:
     `NotElementwiseError` if the body holds anything but elementwise operations on the channels.
     """
     _constants_to_non_sequences(loop)
-    return _Scalarizer(loop).run()
+    with room_for_calls(len(list(toposort(loop.body_outputs())))):
+        return _Scalarizer(loop).run()
 
 
 def sum_carries(loop: Loop) -> list[bool]:
@@ -225,21 +221,18 @@ class _Scalarizer:
 
     def sum_inside(self, variable: Variable) -> Summed | None:
         """Return what a variable sums over channels; None if it is no sum."""
-        return finished(self._sum_inside(variable))
-
-    def _sum_inside(self, variable: Variable) -> Task:
         if variable not in self.sums:
-            self.sums[variable] = yield self._find_sum(variable)
+            self.sums[variable] = self.find_sum(variable)
         return self.sums[variable]
 
-    def _find_sum(self, variable: Variable) -> Task:
+    def find_sum(self, variable: Variable) -> Summed | None:
         node = variable.owner
         if node is None:
             return None
         if isinstance(node.op, CAReduce):
             return self.reduction(node) if isinstance(node.op.scalar_op, Add) else None
         if isinstance(node.op, DimShuffle):
-            found = yield self._sum_inside(node.inputs[0])
+            found = self.sum_inside(node.inputs[0])
             if found is None:
                 return None
             axes = tuple(None if old == "x" else found.axes[old] for old in node.op.new_order)
@@ -250,10 +243,10 @@ class _Scalarizer:
         if isinstance(op, Cast):
             if not is_sum_of_converted(before, op.o_type.dtype):
                 return None
-            found = yield self._sum_inside(node.inputs[0])
+            found = self.sum_inside(node.inputs[0])
             return found and found._replace(value=_cast(found.value, op.o_type.dtype))
         if isinstance(op, ps.Neg) and before[0] in "fc":
-            found = yield self._sum_inside(node.inputs[0])
+            found = self.sum_inside(node.inputs[0])
             return found and found._replace(value=ps.neg(found.value))
         return None  # a factor of a sum is none of its terms, which may overflow where it does not
 

@@ -7,14 +7,11 @@ has its place among the channels' axes.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field
-from functools import singledispatchmethod
 
 import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarType
@@ -25,7 +22,9 @@ from pytensor.tensor.shape import SpecifyShape
 from scanlib.lengths.numbers import measured
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop
-from scanlib.ops.recursion import Task, finished
+
+# What is followed down to the inputs of a step.
+FOLLOWED = (Alloc, DimShuffle, Elemwise, ScalarFromTensor, SpecifyShape, TensorFromScalar)
 
 # Along every axis of a value: the channels' axis, None where it has length one.
 Axes = tuple[int | None, ...]
@@ -151,18 +150,13 @@ class ScalarValues:
 
     def convert(self, variable: Variable, axes: Axes) -> Variable:
         """Return the scalar of a variable whose axes are `axes` of the channels."""
-        return finished(self.converted(variable, axes))
-
-    def converted(self, variable: Variable, axes: Axes) -> Task:
-        """Return the computation that `convert` is: steps may be thousands of operations deep."""
         axes = self.row_axes(variable, axes) if is_tensor(variable) else ()
         key = (variable, axes)
         if key not in self.memo:
-            made = self.make(variable, axes)
-            self.memo[key] = (yield made) if isinstance(made, Generator) else made
+            self.memo[key] = self.make(variable, axes)
         return self.memo[key]
 
-    def make(self, variable: Variable, axes: Axes) -> Variable | Task:
+    def make(self, variable: Variable, axes: Axes) -> Variable:
         if isinstance(variable, Constant):
             dtype = getattr(variable.type, "dtype", None)
             if dtype is None:
@@ -171,8 +165,19 @@ class ScalarValues:
             return ps.ScalarConstant(ps.get_scalar_type(dtype), item)
         if variable in self.read_whole:
             return self.read(variable, axes)
-        assert variable.owner is not None
-        return self.convert_node(variable.owner.op, variable.owner, variable, axes)
+        node = variable.owner
+        assert node is not None
+        if isinstance(node.op, Elemwise):
+            return self.elemwise(node, variable, axes)
+        if isinstance(node.op, Alloc):
+            return self.alloc(node, variable, axes)
+        if isinstance(node.op, CheckAndRaise):
+            raise NotElementwiseError(f"{node.op} checks a condition at every step", variable)
+        if not isinstance(node.op, FOLLOWED):
+            raise NotElementwiseError(f"{node.op} is no elementwise operation", variable)
+        if isinstance(node.op, DimShuffle):
+            axes = _before(node.op.new_order, axes, node)
+        return self.convert(node.inputs[0], axes)
 
     def read(self, variable: Variable, axes: Axes) -> Variable:
         if not is_tensor(variable) and not isinstance(variable.type, ScalarType):
@@ -185,31 +190,18 @@ class ScalarValues:
         self.bind(variable, axes)
         return self.ports[variable][-1][1]
 
-    @singledispatchmethod
-    def convert_node(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Variable | Task:
-        raise NotElementwiseError(f"{op} is no elementwise operation", variable)
-
-    @convert_node.register
-    def _elemwise(self, op: Elemwise, node: Apply, variable: Variable, axes: Axes) -> Task:
-        if isinstance(op.scalar_op, ps.Second):
-            # The first one gives its shape alone.
-            return (yield self.converted(node.inputs[1], axes))
-        scalars = []
-        for inp in node.inputs:
-            scalars.append((yield self.converted(inp, axes)))
-        made = op.scalar_op.make_node(*scalars)
+    def elemwise(self, node: Apply, variable: Variable, axes: Axes) -> Variable:
+        if isinstance(node.op.scalar_op, ps.Second):
+            return self.convert(node.inputs[1], axes)  # the first one gives its shape alone
+        made = node.op.scalar_op.make_node(*[self.convert(inp, axes) for inp in node.inputs])
         for out, scalar in zip(node.outputs, made.outputs, strict=True):
             if out.type.dtype != scalar.type.dtype:
-                raise NotElementwiseError(f"{op} computes in another dtype on scalars", variable)
+                text = f"{node.op} computes in another dtype on scalars"
+                raise NotElementwiseError(text, variable)
             self.memo[out, self.row_axes(out, axes)] = scalar
         return made.outputs[node.outputs.index(variable)]
 
-    @convert_node.register
-    def _dimshuffle(self, op: DimShuffle, node: Apply, variable: Variable, axes: Axes) -> Task:
-        return self.converted(node.inputs[0], _before(op.new_order, axes, node))
-
-    @convert_node.register
-    def _alloc(self, op: Alloc, node: Apply, variable: Variable, axes: Axes) -> Task:
+    def alloc(self, node: Apply, variable: Variable, axes: Axes) -> Variable:
         value, *sizes = node.inputs
         for axis, size, fixed in zip(axes, sizes, variable.type.shape, strict=True):
             if (
@@ -218,22 +210,12 @@ class ScalarValues:
                 and not any(self.is_size(fixed, variable) for variable in self.loop.body_inputs())
             ):
                 raise NotElementwiseError(f"{describe(variable)} has a size of its own", variable)
-        return self.converted(value, axes[len(axes) - value.type.ndim :])
+        return self.convert(value, axes[len(axes) - value.type.ndim :])
 
     @staticmethod
     def is_size(fixed: int | None, variable: Variable) -> bool:
         """Whether an input is known to have that length along some axis."""
         return fixed is not None and is_tensor(variable) and fixed in variable.type.shape
-
-    @convert_node.register(SpecifyShape)
-    @convert_node.register(TensorFromScalar)
-    @convert_node.register(ScalarFromTensor)
-    def _same(self, op: Op, node: Apply, variable: Variable, axes: Axes) -> Task:
-        return self.converted(node.inputs[0], axes)
-
-    @convert_node.register
-    def _check(self, op: CheckAndRaise, node: Apply, variable: Variable, axes: Axes) -> Task:
-        raise NotElementwiseError(f"{op} checks a condition at every step", variable)
 
     def rank(self) -> int:
         """Return the number of the channels' axes."""

@@ -16,7 +16,6 @@ from pytensor.graph.fg import FunctionGraph
 
 from scanlib.ops.execution import register_loader
 from scanlib.ops.linker_features import (
-    CompilesStepProducts,
     NeedsKnownLengths,
     holds_scanlib_ops,
     needs_known_lengths,
@@ -39,10 +38,8 @@ class LoadJAX(LoopRewrite):
     """Import the JAX backend if the graph has loops; first of all rewrites."""
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
-        fgraph.attach_feature(CompilesStepProducts())
-        if not holds_scanlib_ops(fgraph):
-            return
-        jax_backend()
+        if holds_scanlib_ops(fgraph):
+            jax_backend()
 
 
 class CombineInTrees(LoopRewrite):

@@ -8,14 +8,13 @@ from typing import NamedTuple
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
-from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
-from scanlib.analysis.scalar_values import ScalarValues
+from scanlib.analysis.scalar_values import FOLLOWED
 from scanlib.explain.data import Obstacle
 from scanlib.explain.names import name_parts, step_results, titled
 from scanlib.ops.expressions import Expressions
@@ -114,14 +113,6 @@ def _left_out(rewrite: str, flag: str, value: bool) -> Obstacle:
     return Obstacle(None, reason, "compile in the default mode")
 
 
-def is_followed(op: Op) -> bool:
-    """Whether the analysis of elementwise steps has a rule for the values of an Op."""
-    rules = ScalarValues.__dict__["convert_node"].dispatcher
-    return rules.dispatch(type(op)) is not rules.dispatch(object) and not isinstance(
-        op, CheckAndRaise
-    )
-
-
 def work_of(op: Op) -> Work:
     """Return what an Op does that is no elementwise operation."""
     op = op.core_op if isinstance(op, Blockwise) else op
@@ -146,7 +137,7 @@ def _unfollowed(loop: Loop) -> tuple[list[str], list[Obstacle]]:
     for role, name, result in step_results(loop):
         title = f"next value of {titled(role, name)}" if role == "state" else titled(role, name)
         for variable in _reached(result):
-            if not is_followed(variable.owner.op):
+            if not isinstance(variable.owner.op, FOLLOWED):
                 users = found.setdefault(work_of(variable.owner.op), {})
                 users.setdefault(variable, []).append(title)
     obstacles = []

@@ -32,16 +32,7 @@ from scanlib.frontend.values import advice
 from scanlib.ops.counted_rows import read_counted_rows
 from scanlib.ops.graph import depends_on, index_text, is_tensor, row_type
 from scanlib.ops.logaddexp import stable_logs
-from scanlib.ops.loop import (
-    Carry,
-    Loop,
-    NonSequence,
-    Output,
-    Part,
-    Results,
-    State,
-    past_rows,
-)
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, Results, State, past_rows
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.lowered.newton_scan import Newton
 from scanlib.ops.messages import loop_title

@@ -15,21 +15,8 @@ import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import (
-    Add,
-    Cast,
-    Identity,
-    Neg,
-    ScalarMinimum,
-    Sub,
-)
-from pytensor.tensor.basic import (
-    Alloc,
-    AllocEmpty,
-    Join,
-    ScalarFromTensor,
-    TensorFromScalar,
-)
+from pytensor.scalar.basic import Add, Cast, Identity, Neg, ScalarMinimum, Sub
+from pytensor.tensor.basic import Alloc, AllocEmpty, Join, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Argmax, Dot
 from pytensor.tensor.shape import SpecifyShape

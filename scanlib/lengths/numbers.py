@@ -7,11 +7,7 @@ from typing import Any
 import numpy as np
 from pytensor.graph.basic import Constant, Variable
 from pytensor.scalar.basic import Cast, Identity
-from pytensor.tensor.basic import (
-    ScalarFromTensor,
-    TensorFromScalar,
-    get_scalar_constant_value,
-)
+from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar, get_scalar_constant_value
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.shape import Shape, Shape_i

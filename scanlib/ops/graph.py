@@ -20,6 +20,8 @@ from pytensor.tensor.type import DenseTensorType, TensorType
 
 from scanlib.lengths.numbers import constant_index
 
+Variables = Sequence[Variable]
+
 
 def is_tensor(variable: Variable) -> bool:
     """Whether a variable is a dense tensor."""

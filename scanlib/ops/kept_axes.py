@@ -3,20 +3,26 @@
 `axes_kept` says it of the axes of one operation; what is not known here mixes all axes. In a graph,
 axes that run alike are a class of `AxisClasses`: the members of a batch, or the channels of an
 elementwise step, keep one from the first value to the last.
+
+An axis `a` of the states of a step is *independent* if the rows ``h[…, i, …]`` at place `i` of it
+are computed from the rows of all states at place `i`, for all `i`. The step's Jacobian is then
+block diagonal, one block for each `i`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.tensor.basic import Join, Split
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.basic import Alloc, Join, Split
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.math import Dot
+from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
@@ -131,3 +137,36 @@ class AxisClasses:
             for one, other in combinations(range(getattr(variable.type, "ndim", 0)), 2):
                 if self.of(variable, one) == self.of(variable, other):
                     self.join([(variable, None, variable, one)])
+
+
+def independent_axes(states: Sequence[Sequence[Variable]], nexts: Sequence[Variable]) -> list[int]:
+    """Return the axes along which a step's states are independent of one another, given the body's
+    variables of each state's past values, and its next values."""
+    taps = [tap for each in states for tap in each]
+    classes, read = AxisClasses(), set(taps)
+    for node in toposort(nexts, blockers=taps):
+        if not read.isdisjoint(node.inputs) and not isinstance(node.op, Shape | Shape_i):
+            read.update(node.outputs)
+            classes.join(each for each in _axes_kept_or_told(node) if {each[0], each[2]} <= read)
+    for each, following in zip(states, nexts, strict=True):
+        for tap in each:
+            classes.join_all(tap, following)
+    classes.keep_apart(taps)
+    places = [(tap, axis) for tap in taps for axis in range(tap.type.ndim)]
+    found = []
+    for axis in range(min((tap.type.ndim for tap in taps), default=0)):
+        own = {classes.of(tap, axis) for tap in taps}
+        others = {classes.of(tap, other) for tap, other in places if other != axis}
+        is_one = {tap.type.broadcastable[axis] for tap in taps}
+        if len(is_one) == 1 and None not in own and own.isdisjoint(others):
+            found.append(axis)
+    return found
+
+
+def _axes_kept_or_told(node: Apply) -> Iterable[Alike]:
+    """Return `axes_kept`; that of Ops that are told sizes, too, which are those of all members."""
+    if not isinstance(node.op, Alloc | SpecifyShape):
+        return axes_kept(node)
+    value, out = node.inputs[0], node.outputs[0]
+    lead, ones = out.type.ndim - value.type.ndim, value.type.broadcastable
+    return [(value, k, out, k + lead) for k, one in enumerate(ones) if not one]

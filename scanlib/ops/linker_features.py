@@ -8,6 +8,8 @@ from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
 
 from scanlib._compat import features
+from scanlib.ops.execution import LoopOp
+from scanlib.ops.loop_rewrite import LoopRewrite
 
 
 class NeedsKnownLengths(Feature):
@@ -24,16 +26,16 @@ class NeedsKnownLengths(Feature):
         self.data = tuple(data)
 
 
-class CompilesStepProducts(Feature):
-    """Says that products of all steps may be written as one `StepProducts`.
+class HadLoops(Feature):
+    """Says that a graph had loops, of which rewrites may leave none."""
 
-    Numba mode compiles it faster than PyTensor's own products, and for JAX no size of theirs has to
-    be made known. In other graphs they are PyTensor's, which its rewrites and all linkers know.
-    `has_loops` is whether the graph had loops, of which the rewrites that follow may leave none.
-    """
 
-    def __init__(self, has_loops: bool = True) -> None:
-        self.has_loops = has_loops
+class RememberLoops(LoopRewrite):
+    """Mark graphs that have loops, before any is taken apart."""
+
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
+        if any(isinstance(node.op, LoopOp) for node in fgraph.apply_nodes):
+            fgraph.attach_feature(HadLoops())
 
 
 def holds_scanlib_ops(fgraph: FunctionGraph) -> bool:
@@ -55,8 +57,3 @@ def data_in(fgraph: FunctionGraph) -> tuple[Variable, ...]:
     """Return the inputs of a graph that are never known when it is compiled."""
     marks = features(fgraph, NeedsKnownLengths)
     return tuple(variable for mark in marks for variable in mark.data)
-
-
-def compiles_step_products(fgraph: FunctionGraph) -> bool:
-    """Whether a graph may hold `StepProducts`."""
-    return bool(features(fgraph, CompilesStepProducts))

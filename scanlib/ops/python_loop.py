@@ -19,10 +19,7 @@ from pytensor.compile.mode import FAST_COMPILE
 from pytensor.graph.fg import FunctionGraph
 
 from scanlib._compat import thaw_graph
-from scanlib.ops.errors import (
-    InitialRowsError,
-    StepShapeError,
-)
+from scanlib.ops.errors import InitialRowsError, StepShapeError
 from scanlib.ops.messages import Messages
 from scanlib.ops.shapes import stacked_row_shapes
 

@@ -27,14 +27,13 @@ from pytensor.tensor.type import TensorType, integer_dtypes
 from scanlib.ops.c_linker import PrintedOp
 from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.connection import connection_pattern
-from scanlib.ops.derivatives import HasDerivatives
 from scanlib.ops.execution import LoopOp, load_backends
 from scanlib.ops.frozen_body import HasFrozenBody
 from scanlib.ops.shapes import stacked_row_shapes
 from scanlib.ops.signature import Labels, OuterInputs, Signature
 
 
-class Scan(HasFrozenBody, HasDerivatives, LoopOp, PrintedOp):
+class Scan(HasFrozenBody, LoopOp, PrintedOp):
     """A symbolic loop in canonical form.
 
     Parameters
@@ -62,6 +61,9 @@ class Scan(HasFrozenBody, HasDerivatives, LoopOp, PrintedOp):
     -----
     Two loops with the same signature, body and options are equal; names and labels do not
     count. Users build loops with `scanlib.scan`, not with this class.
+
+    A derivative of a loop is another loop: `pullback` and `pushforward` are written above this
+    module, in `scanlib.ops.gradient`, which gives them to the class.
     """
 
     __props__ = ("signature", "body", "truncate_gradient", "checkpoint", "recompute", "associative")

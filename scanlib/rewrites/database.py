@@ -4,6 +4,7 @@ from typing import Any
 
 from pytensor.compile.mode import optdb
 
+from scanlib.ops.linker_features import RememberLoops
 from scanlib.ops.loop_rewrite import WhereLoopsAre
 from scanlib.ops.lowered.found_results import take_found
 from scanlib.rewrites.adopt.adopt import AdoptLoops
@@ -12,7 +13,6 @@ from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, Sums
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.lower.stacked_traces import StackTraces
 from scanlib.rewrites.newton.iterate import SolveByNewton
-from scanlib.rewrites.over_time.peel import AllowStepProducts
 from scanlib.rewrites.over_time.written_rows import join_written_rows, pad_rows_of_loops
 from scanlib.rewrites.pytensor_rewrites import FlattenLongSums
 from scanlib.rewrites.simplify.parameter_checks import NAMES, ChecksInSteps
@@ -51,8 +51,8 @@ ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
     (0.07, "last_rows", CheckLastRows(), ALWAYS),
     # Masks for batches that no loop read are all true.
     (0.085, "ran_steps", WhereLoopsAre(fill_mask, always=True), ALWAYS),
-    # Before what writes products of all steps.
-    (1.6, "step_products", AllowStepProducts(), NUMBA),
+    # Before loops are taken apart.
+    (1.6, "remember_loops", RememberLoops(), NUMBA),
     # Canonicalization puts what is written into the same zeros into one chain.
     (1.602, "joined_rows", WhereLoopsAre(join_written_rows), FAST),
     # Sums are canonical by then; what they read may need no history any more.

@@ -5,7 +5,6 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.raise_op import Assert
-from pytensor.tensor.math import Dot
 
 import scanlib
 from scanlib.ops import ElemwiseScan, Scan
@@ -13,7 +12,7 @@ from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.lowered.linear_scan import LinearScan
 from tests.checks import assert_derivatives, assert_same
 from tests.modes import MODES
-from tests.split_cases import MAPS, RECURRENT, K, N, T, build, count, loops_of, unfused
+from tests.split_cases import MAPS, PRODUCTS, RECURRENT, K, N, T, build, count, loops_of, unfused
 
 
 class TestMaps:
@@ -24,7 +23,7 @@ class TestMaps:
         function = pytensor.function(built.inputs, built.traces, mode=unfused("c"))
         assert count(function, Scan) == 0
         assert count(function, ElemwiseScan) == case.kernels
-        assert count(function, Dot) >= case.products
+        assert count(function, PRODUCTS) >= case.products
 
     @pytest.mark.parametrize("steps", [T, 1, 0])
     @pytest.mark.parametrize("name", MAPS)
@@ -83,7 +82,7 @@ class TestRecurrences:
         function = pytensor.function(built.inputs, built.traces, mode=unfused("c"))
         assert count(function, Scan) == case.scans
         assert count(function, (ElemwiseScan, LinearScan)) == case.kernels
-        assert count(function, Dot) == case.products
+        assert count(function, PRODUCTS) == case.products
 
     @pytest.mark.slow
     @pytest.mark.parametrize("steps", [T, 1, 0])
@@ -147,7 +146,7 @@ class TestUntil:
         inputs, outputs = self.build()
         function = pytensor.function(inputs, outputs, mode=unfused("c"))
         assert count(function, Scan) == 1
-        assert count(function, Dot) == 0
+        assert count(function, PRODUCTS) == 0
         rng = np.random.default_rng(1)
         values = [0.3 * rng.standard_normal(s) for s in ((steps, N), (N, N), (N, N))]
         if steps > 5:
@@ -190,7 +189,7 @@ class TestSums:
         )[-1]
         function = pytensor.function([x, W], total, mode=unfused("c"))
         assert count(function, Scan) == 0
-        assert count(function, Dot) == 1
+        assert count(function, PRODUCTS) == 1
         rng = np.random.default_rng(0)
         a, b = rng.standard_normal((T, N)), rng.standard_normal((N, K))
         np.testing.assert_allclose(function(a, b), np.exp(a @ b).sum(), rtol=1e-12)
@@ -210,7 +209,7 @@ class TestSums:
         )[-1]
         function = pytensor.function([x, z], total, mode=unfused("c"))
         assert count(function, (Scan, ElemwiseScan)) == 0
-        assert count(function, Dot) == 1
+        assert count(function, PRODUCTS) == 1
         rng = np.random.default_rng(0)
         a, b = rng.standard_normal((T, N)), rng.standard_normal((T, K))
         step = pytensor.function([p := pt.dvector(), q := pt.dvector()], outer(p, q))
@@ -231,7 +230,7 @@ class TestSums:
         function = pytensor.function([x, z], total[-1], mode=unfused("c"))
         (kernel,) = (n for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan))
         assert all(out.type.ndim == 2 for out in kernel.outputs)  # rows of h, none of c
-        assert count(function, Dot) == 1
+        assert count(function, PRODUCTS) == 1
         rng = np.random.default_rng(0)
         a, b = rng.standard_normal((T, N)), rng.standard_normal((T, K))
         h, rows = np.zeros(N), []
@@ -255,7 +254,7 @@ class TestSums:
             return_updates=False,
         )
         function = pytensor.function([x, z, W], [trace[-1] for trace in traces], mode=unfused("c"))
-        assert count(function, Dot) == 1
+        assert count(function, PRODUCTS) == 1
         rng = np.random.default_rng(0)
         a, b = rng.standard_normal((T, N)), rng.standard_normal((T, K))
         weights = rng.standard_normal((N, N))
@@ -313,7 +312,7 @@ class TestStored:
         function = pytensor.function([x, U, W], [c[-1], y], mode=unfused("c"))
         (loop,) = loops_of(function)
         assert loop.op.signature.untraced == (True,)
-        assert count(function, Dot) == 1
+        assert count(function, PRODUCTS) == 1
         rng = np.random.default_rng(0)
         values = [rng.standard_normal(shape) for shape in ((T, N), (N, N), (N, K))]
         last, rows = np.ones(N), []

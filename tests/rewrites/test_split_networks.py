@@ -16,6 +16,7 @@ from tests.checks import assert_derivatives, assert_same
 from tests.modes import MODES
 from tests.split_cases import (
     MAPS,
+    PRODUCTS,
     K,
     N,
     T,
@@ -38,12 +39,12 @@ class TestNetworks:
         function = pytensor.function(inputs, gradients, mode=unfused("c"))
         forward, backward = loops_of(function)
         # One product for each weight, and of one series x W before the loop.
-        assert count(function, Dot) == len(weights) + (not batch)
+        assert count(function, PRODUCTS) == len(weights) + (not batch)
         products = [n for n in forward.op.body.toposort() if isinstance(n.op, Dot)]
         assert len(products) == len(weights) - (not batch)
         for output in function.maker.fgraph.outputs:
-            product = output if isinstance(output.owner.op, Dot) else output.owner.inputs[0]
-            assert isinstance(product.owner.op, Dot)
+            product = output if isinstance(output.owner.op, PRODUCTS) else output.owner.inputs[0]
+            assert isinstance(product.owner.op, PRODUCTS)
         # The backward loop multiplies with the transposed weights alone, and sums nothing.
         products = [n for n in backward.op.body.toposort() if isinstance(n.op, Dot)]
         assert len(products) == len(weights) - 1
@@ -119,7 +120,7 @@ class TestFlags:
         with pytensor.config.change_flags(**{flag: False}):
             function = pytensor.function(inputs, outputs, mode=unfused("c"))
         assert count(function, Scan) == scans
-        assert count(function, Dot) == products
+        assert count(function, PRODUCTS) == products
         assert_same(function(*values), expected)
 
     @pytest.mark.parametrize("flag", ["scanlib__split", "scanlib__split_maps"])

@@ -13,7 +13,7 @@ import scanlib
 from scanlib.kernels.language import If
 from scanlib.ops.errors import InitialRowsError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.recursion import MOST_TERMS, finished, taken_apart
+from scanlib.ops.recursion import MOST_TERMS, taken_apart
 from scanlib.rewrites.pytensor_rewrites import MOST_AT_ONCE, flatten_long_sums
 from scanlib.schedules.array_loops import graph_program
 from scanlib.schedules.selection import schedule
@@ -262,21 +262,6 @@ def test_sum_of_many_terms_is_left_whole():
     inputs = {total: None}
     assert taken_apart(total, lambda v: v.owner and v.owner.inputs) == list(inputs)
     assert MOST_TERMS < 2**60
-
-
-def test_deep_computations_need_no_stack():
-    def depth(number):
-        return 0 if number == 0 else 1 + (yield depth(number - 1))
-
-    assert finished(depth(10 * CALLS)) == 10 * CALLS
-
-    def failing(number):
-        if number == 0:
-            raise ValueError("the last one")
-        return (yield failing(number - 1))
-
-    with pytest.raises(ValueError, match="the last one"):
-        finished(failing(10 * CALLS))
 
 
 def test_sums_deeper_than_the_stack():

@@ -11,8 +11,7 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.jax.bounded import SIZE, Bounded, Length, UnknownLengthError, static_int
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
-from scanlib.ops.row_ops.checked_rows import CheckedRows, CheckedValue
+from scanlib.ops.row_ops.checked_rows import CheckedConvergence, CheckedRows, CheckedValue
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
 from scanlib.ops.row_ops.step_products import StepProducts

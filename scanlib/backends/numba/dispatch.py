@@ -44,11 +44,10 @@ from scanlib.ops.execution import (
     register_compiler,
 )
 from scanlib.ops.kernel_graph import KernelGraph
-from scanlib.ops.linker_features import CompilesStepProducts
+from scanlib.ops.linker_features import HadLoops
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
-from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
-from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.checked_rows import CheckedConvergence, CheckedRows
 from scanlib.ops.row_ops.generator_words import GeneratorFromWords, GeneratorWords
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
@@ -60,7 +59,7 @@ Found = tuple[Callable[..., Any], str | None]
 
 def holds_loops(fgraph: FunctionGraph | FrozenFunctionGraph) -> bool:
     """Whether there are loops in a graph, or in graphs that are parts of it, or were before."""
-    if any(mark.has_loops for mark in features(fgraph, CompilesStepProducts)):
+    if features(fgraph, HadLoops):
         return True
     for node in fgraph.apply_nodes:
         inside = graph_inside(node.op)

@@ -55,9 +55,9 @@ from scanlib.backends.torch.host import on_host
 from scanlib.backends.torch.operator import torch_dtype
 from scanlib.ops.errors import ConvergenceError, SequenceLengthError
 from scanlib.ops.graph import is_linear_algebra
-from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
-from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.checked_rows import CheckedConvergence, CheckedRows
 from scanlib.ops.row_ops.padded_rows import PaddedRows
+from scanlib.ops.row_ops.step_products import StepProducts
 
 Function = Callable[..., Any]
 Rule = Callable[..., Function]
@@ -334,6 +334,14 @@ def funcify_padded_rows(op: PaddedRows, node: Apply, **kwargs: Any) -> Function:
         return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
 
     return padded_rows
+
+
+@pytorch_funcify.register(StepProducts)
+def funcify_step_products(op: StepProducts, node: Apply, **kwargs: Any) -> Function:
+    """Return the products of all steps, or their sum."""
+    if op.total:
+        return lambda x, y: torch.tensordot(x, y, dims=([0, 2], [0, 1]))
+    return torch.matmul
 
 
 @pytorch_funcify.register(CheckedConvergence)

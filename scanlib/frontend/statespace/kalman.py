@@ -21,12 +21,7 @@ from scanlib.frontend.statespace.filter import (
     read_parts,
     sequential,
 )
-from scanlib.frontend.statespace.model import (
-    Observations,
-    StateSpace,
-    dtype_of,
-    read_observations,
-)
+from scanlib.frontend.statespace.model import Observations, StateSpace, dtype_of, read_observations
 from scanlib.frontend.statespace.parallel import parallel, smoothed_by_factors
 from scanlib.frontend.statespace.smoother import simulated, smoothed
 from scanlib.frontend.values import brief

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 
 from pytensor.graph.basic import Variable
 
-from scanlib.ops.derivatives import pullback_rule, pushforward_rule
 from scanlib.ops.gradient.checkpointed import checkpointed_pullback
 from scanlib.ops.gradient.pullback import pullback
 from scanlib.ops.gradient.pushforward import pushforward
@@ -33,10 +32,9 @@ from scanlib.ops.scan import Scan
 __all__ = ["checkpointed_pullback", "pullback", "pushforward"]
 
 
-@pullback_rule.register(Scan)
 def pullback_by_schedule(op: Scan, *arguments: Sequence[Variable]) -> list[Variable]:
     """Return the cotangents of a loop's inputs, from what it stored or from its checkpoints."""
     return (pullback if op.checkpoint is None else checkpointed_pullback)(op, *arguments)
 
 
-pushforward_rule.register(Scan)(pushforward)
+Scan.pullback, Scan.pushforward = pullback_by_schedule, pushforward

@@ -34,11 +34,17 @@ from pytensor.tensor.type import TensorType
 
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.checkpoint_schedules import Schedule
-from scanlib.ops.derivatives import Variables
 from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history, total_of
 from scanlib.ops.gradient.pullback import finish, is_null, reachable
 from scanlib.ops.gradient.step_pullback import as_dtype, is_connected, is_usable
-from scanlib.ops.graph import is_differentiable, is_numeric, is_tensor, row_type, substitute
+from scanlib.ops.graph import (
+    Variables,
+    is_differentiable,
+    is_numeric,
+    is_tensor,
+    row_type,
+    substitute,
+)
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.row_ops.generator_words import GeneratorFromWords, GeneratorWords

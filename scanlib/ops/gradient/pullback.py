@@ -17,12 +17,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.type import TensorType
 
 from scanlib.ops.connection import connection_pattern
-from scanlib.ops.derivatives import Variables
-from scanlib.ops.gradient.cotangents import (
-    HistoryCotangent,
-    split_history,
-    total_of,
-)
+from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history, total_of
 from scanlib.ops.gradient.forward import ForwardValues, drawn_values
 from scanlib.ops.gradient.step_pullback import (
     StepPullback,
@@ -31,7 +26,7 @@ from scanlib.ops.gradient.step_pullback import (
     is_connected,
     is_usable,
 )
-from scanlib.ops.graph import conform, is_differentiable, is_tensor, row_type, zeros_like
+from scanlib.ops.graph import Variables, conform, is_differentiable, is_tensor, row_type, zeros_like
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.messages import loop_title

@@ -13,7 +13,6 @@ from pytensor.graph.traversal import toposort
 from pytensor.tensor.random.type import RandomType
 
 from scanlib.ops.connection import connection_pattern
-from scanlib.ops.derivatives import Variables
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.gradient.step_pullback import (
     as_dtype,
@@ -22,7 +21,14 @@ from scanlib.ops.gradient.step_pullback import (
     loose_type,
     with_single_choices,
 )
-from scanlib.ops.graph import conform, is_differentiable, is_numeric, row_type, substitute
+from scanlib.ops.graph import (
+    Variables,
+    conform,
+    is_differentiable,
+    is_numeric,
+    row_type,
+    substitute,
+)
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, Results, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.scan import Scan

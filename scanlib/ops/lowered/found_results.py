@@ -25,9 +25,8 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.graph.traversal import graph_inputs
 
-from scanlib.ops.derivatives import Variables, pullback_rule
 from scanlib.ops.gradient.step_pullback import is_usable
-from scanlib.ops.graph import conform, row_type, substitute
+from scanlib.ops.graph import Variables, conform, row_type, substitute
 from scanlib.ops.loop import Loop, NonSequence, Output, Results
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.lowered.solved_loop import SolvedLoop
@@ -71,6 +70,25 @@ class FoundResults(SolvedLoop):
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         for cell, value in zip(output_storage, inputs[-len(node.outputs) :], strict=True):
             cell[0] = value.copy()
+
+    def pullback(
+        self, inputs: Variables, outputs: Variables, cotangents: Variables
+    ) -> list[Variable]:
+        """Return the cotangents of the loop's inputs; what was found has none."""
+        loop, results = Loop.from_op(self.scan, self.of_loop(inputs)), self.results(outputs)
+        given = self.signature.split_outputs(cotangents)
+        totals: list[Variable] = []
+        if loop.states:
+            nothing = [pg.disconnected_type() for _ in loop.states]
+            _, read, _ = _pull_back(loop, results.histories, [*nothing, *given.outputs])
+            parts = zip(results.histories, given.histories, read, strict=True)
+            direct = [_added(history, own_g, g, loop.reverse) for history, own_g, g in parts]
+            assert self.adjoint is not None
+            totals = self.adjoint(loop, results, direct)
+        after = [total[:-1] if loop.reverse else total[1:] for total in totals]
+        sequences, _, fixed = _pull_back(loop, results.histories, [*after, *given.outputs])
+        starts = [total[-1:] if loop.reverse else total[:1] for total in totals]
+        return [*sequences, *starts, *fixed, *(pg.disconnected_type() for _ in outputs)]
 
     def of_batch(self, loop: Apply, others: Variables) -> Apply:
         return FoundResults(loop.op, self.adjoint).make_node(*loop.inputs, *others)
@@ -144,27 +162,6 @@ def with_derivatives_of(rows: Sequence[Variable], found: Sequence[Variable]) -> 
     own = [row_type(v)() for v in rows]
     node = at_all_steps(list(zip(rows, own, strict=True)), own, "found")[0].owner
     return FoundResults(node.op).make_node(*node.inputs, *found).outputs
-
-
-@pullback_rule.register(FoundResults)
-def pullback_found(
-    op: FoundResults, inputs: Variables, outputs: Variables, cotangents: Variables
-) -> list[Variable]:
-    """Return the cotangents of the loop's inputs; what was found has none."""
-    loop, results = Loop.from_op(op.scan, op.of_loop(inputs)), op.results(outputs)
-    given = op.signature.split_outputs(cotangents)
-    totals: list[Variable] = []
-    if loop.states:
-        nothing = [pg.disconnected_type() for _ in loop.states]
-        _, read, _ = _pull_back(loop, results.histories, [*nothing, *given.outputs])
-        parts = zip(results.histories, given.histories, read, strict=True)
-        direct = [_added(history, own_g, g, loop.reverse) for history, own_g, g in parts]
-        assert op.adjoint is not None
-        totals = op.adjoint(loop, results, direct)
-    after = [total[:-1] if loop.reverse else total[1:] for total in totals]
-    sequences, _, fixed = _pull_back(loop, results.histories, [*after, *given.outputs])
-    starts = [total[-1:] if loop.reverse else total[:1] for total in totals]
-    return [*sequences, *starts, *fixed, *(pg.disconnected_type() for _ in outputs)]
 
 
 def _added(history: Variable, direct: Variable, read: Variable, reverse: bool) -> Variable:

@@ -30,8 +30,8 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 
 from scanlib.lengths.steps import Steps
-from scanlib.ops.derivatives import Variables, pullback_rule
 from scanlib.ops.gradient.pullback import pullback
+from scanlib.ops.graph import Variables
 from scanlib.ops.lowered.solved_loop import SolvedLoop
 from scanlib.ops.scan import Scan
 
@@ -155,6 +155,12 @@ class NewtonScan(SolvedLoop):
         output_storage[-2][0] = np.asarray(0, "int64")
         output_storage[-1][0] = np.asarray(0.0)
 
+    def pullback(
+        self, inputs: Variables, outputs: Variables, cotangents: Variables
+    ) -> list[Variable]:
+        """Return the cotangents of the loop's inputs, at the trajectory that was found."""
+        return pullback(self.scan, inputs, outputs[:-2], cotangents[:-2])
+
     def of_batch(self, loop: Apply, others: Variables) -> Apply:
         """Return a batch of loops as one loop, whose members are independent."""
         return NewtonScan(loop.op, self.options).make_node(*loop.inputs)
@@ -168,11 +174,3 @@ def is_newton(op: Scan) -> bool:
     """Whether a loop is one over Newton's iterations."""
     is_named = (op.name or "").endswith("_newton")
     return is_named and {"converged", "lost"} <= set(op.labels.carries)  # others may be dropped
-
-
-@pullback_rule.register(NewtonScan)
-def pullback_newton(
-    op: NewtonScan, inputs: Variables, outputs: Variables, cotangents: Variables
-) -> list[Variable]:
-    """Return the cotangents of the loop's inputs, at the trajectory that was found."""
-    return pullback(op.scan, inputs, outputs[:-2], cotangents[:-2])

@@ -13,15 +13,14 @@ from pytensor.graph.traversal import toposort
 
 from scanlib._compat import vectorize_rule
 from scanlib.ops.batching import vectorize_scan
-from scanlib.ops.derivatives import HasDerivatives, Variables, pushforward_rule
 from scanlib.ops.gradient.pushforward import pushforward_at
-from scanlib.ops.graph import substitute
+from scanlib.ops.graph import Variables, substitute
 from scanlib.ops.loop import Results
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature
 
 
-class SolvedLoop(HasDerivatives, Op):
+class SolvedLoop(Op):
     """An Op with the inputs of a loop, then perhaps others, and its results, then perhaps others.
 
     Through the others nothing is differentiated.
@@ -49,19 +48,17 @@ class SolvedLoop(HasDerivatives, Op):
         others = len(node.inputs) - len(rows)
         return [*rows, *([False] * len(node.outputs) for _ in range(others))]
 
+    def pushforward(
+        self, inputs: Variables, outputs: Variables, tangents: Variables
+    ) -> list[Variable]:
+        """Return the tangents of the results, at the values that were found."""
+        own = self.of_loop(inputs)
+        moved = pushforward_at(self.scan, own, self.results(outputs), tangents[: len(own)])
+        return [*moved, *(pt.zeros_like(out, dtype="float64") for out in outputs[len(moved) :])]
+
     def of_batch(self, loop: Apply, others: Variables) -> Apply:
         """Return the Op on a batch of loops, written as one, and the other inputs for the batch."""
         raise NotImplementedError
-
-
-@pushforward_rule.register(SolvedLoop)
-def pushforward_solved(
-    op: SolvedLoop, inputs: Variables, outputs: Variables, tangents: Variables
-) -> list[Variable]:
-    """Return the tangents of the results, at the values that were found."""
-    own = op.of_loop(inputs)
-    moved = pushforward_at(op.scan, own, op.results(outputs), tangents[: len(own)])
-    return [*moved, *(pt.zeros_like(out, dtype="float64") for out in outputs[len(moved) :])]
 
 
 @vectorize_rule.register(SolvedLoop)

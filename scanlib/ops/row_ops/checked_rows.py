@@ -1,4 +1,4 @@
-"""Checks that a loop makes at every step, of what is read for all steps at once.
+"""Checks that a loop makes at every step, of what is read for all steps at once; of iterations.
 
 When a loop is taken apart, what read a sequence row by row reads the whole of it. The loop's
 check that it has one row for every step, and the loop's message, stay with the array:
@@ -15,8 +15,8 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.raise_op import CheckAndRaise
 
-from scanlib.ops.derivatives import Variables
-from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.errors import ConvergenceError, SequenceLengthError
+from scanlib.ops.graph import Variables
 
 
 class CheckedValue(CheckAndRaise):
@@ -68,4 +68,24 @@ class CheckedRows(CheckedArray):
         rows, steps = inputs
         if len(rows) != steps:
             raise SequenceLengthError(self.message, len(rows), int(steps))
+        output_storage[0][0] = rows
+
+
+class CheckedConvergence(CheckedArray):
+    """The array it is given, or a `ConvergenceError` where `failed`.
+
+    JAX raises no errors in compiled code: there, the array is NaN then. The message has ``{}`` for
+    the number of iterations, the step whose residual is the largest, and the residual.
+    """
+
+    def make_node(
+        self, rows: Variable, failed: Variable, count: Variable, step: Variable, residual: Variable
+    ) -> Apply:
+        numbers = [pt.cast(count, "int64"), pt.cast(step, "int64"), pt.cast(residual, "float64")]
+        return Apply(self, [rows, failed, *numbers], [rows.type()])
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        rows, failed, count, step, residual = inputs
+        if failed:
+            raise ConvergenceError(self.message, int(count), int(step), float(residual))
         output_storage[0][0] = rows

@@ -10,7 +10,7 @@ from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 
-from scanlib.ops.derivatives import Variables
+from scanlib.ops.graph import Variables
 
 
 class UnconnectedOp(Op):

@@ -19,8 +19,8 @@ from pytensor.tensor.type import TensorType
 from scanlib._compat import vectorize_rule
 from scanlib.lengths.batches import common
 from scanlib.lengths.numbers import constant_integer
-from scanlib.ops.derivatives import Variables
 from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.graph import Variables
 from scanlib.ops.row_ops.linear_op import LinearOp
 
 

@@ -2,8 +2,7 @@
 
 The matrices are ``x[t]`` of shape (m, d) and ``y[t]`` of shape (d, n), of which one may be the same
 at every step. PyTensor writes such a product as five nodes or more, for sizes and for arrays of
-other shapes; in numba mode and under JAX, the split of loops writes this Op instead. No user meets
-it before.
+other shapes; loops that are taken apart leave this Op instead. No user meets it before.
 """
 
 from __future__ import annotations
@@ -55,9 +54,15 @@ class StepProducts(Op):
             raise ValueError(LENGTHS)
         if x.shape[-1] != y.shape[-2]:
             raise ValueError(SIZES)
-        product = np.tensordot(x, y, ((0, 2), (0, 1))) if self.total else np.matmul(x, y)
+        if self.total:
+            product = np.tensordot(x, y, ((0, 2), (0, 1)))
+        elif y.ndim == 2 and x.ndim == 3 and x.shape[1] < FEW_ROWS:
+            product = np.tensordot(x, y, 1)  # the rows of all steps below one another
+        else:
+            product = np.matmul(x, y)
         output_storage[0][0] = np.asarray(product, dtype=x.dtype)
 
 
+FEW_ROWS = 8  # of each step: from there on, a product for each step is faster
 LENGTHS = "cannot multiply matrices step by step: one array has more of them than the other"
 SIZES = "cannot multiply matrices step by step: the columns of one are not the rows of the other"

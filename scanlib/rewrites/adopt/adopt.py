@@ -59,7 +59,6 @@ from scanlib.rewrites.adopt.adopt_buffers import (
     is_shared,
     last_reads,
     only_row,
-    readings,
     slide,
     whole_buffer,
 )
@@ -159,21 +158,7 @@ class _Adoption:
         for outer in self.op.outer_mitmot(self.node.inputs):
             if not is_zeros(outer):
                 score += 1 if self.rows.view(outer).flipped else -1
-        histories = [
-            *self.op.outer_mitsot_outs(self.node.outputs),
-            *self.op.outer_sitsot_outs(self.node.outputs),
-        ]
-        for out in histories:
-            if not self.is_final_only(out):
-                score += sum(readings(self.fgraph, out))
-        for out in self.op.outer_nitsot_outs(self.node.outputs):
-            score += sum(readings(self.fgraph, out))
         return score > 0
-
-    def is_final_only(self, out: Variable) -> bool:
-        """Whether nothing but the last row of a buffer is read."""
-        reads, only = last_reads(self.fgraph, out)
-        return bool(reads) and only
 
     def orient(self, variable: Variable) -> Variable:
         """Return rows in the order of the steps as the loop reads them, one for each step."""

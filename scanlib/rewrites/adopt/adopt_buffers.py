@@ -408,19 +408,6 @@ def stack(rows: list[Variable]) -> Variable:
     return lifted[0] if len(lifted) == 1 else pt.join(0, *lifted)
 
 
-def readings(fgraph: FunctionGraph, variable: Variable, sign: int = -1) -> list[int]:
-    """Return 1 for each reader that reverses the rows, -1 for each that does not."""
-    found = []
-    for client, position in fgraph.clients.get(variable, ()):
-        index = slice_of(client) if isinstance(client.op, Subtensor) else None
-        if index is None or position != 0:
-            found.append(sign)
-        else:
-            step = 1 if index.step is None else constant_index(index.step)
-            found += readings(fgraph, client.outputs[0], -sign if step == -1 else sign)
-    return found
-
-
 def last_reads(
     fgraph: FunctionGraph, out: Variable, is_updated: bool = False
 ) -> tuple[dict[Variable, tuple], bool]:

@@ -28,10 +28,7 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.analysis.recognition import analyse
-from scanlib.analysis.scalar_body import (
-    NotElementwiseError,
-    scalar_loop,
-)
+from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.lengths.arrays import Lengths
 from scanlib.ops.graph import core_op, is_linear_algebra, is_outer_product, row_type
 from scanlib.ops.logaddexp import stable_logs

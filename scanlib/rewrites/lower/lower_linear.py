@@ -29,16 +29,11 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import DimShuffle
 
-from scanlib.ops.linker_features import compiles_step_products
 from scanlib.ops.loop import Carry, Loop, Part, State
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.lowered.linear_scan import LinearOptions, Parts, history_of
 from scanlib.rewrites.edit import detach
-from scanlib.rewrites.lower.linear_recurrence import (
-    NotLinearError,
-    Roles,
-    find_recurrence,
-)
+from scanlib.rewrites.lower.linear_recurrence import NotLinearError, Roles, find_recurrence
 from scanlib.rewrites.over_time.peel import OverTime
 from scanlib.rewrites.simplify.simplify import replace
 
@@ -52,7 +47,7 @@ class LowerLinearLoops(LowersLoops):
             return False
         read = [bool(fgraph.clients.get(out)) for out in node.outputs]
         try:
-            new = lower_linear(node, read, compiles_step_products(fgraph))
+            new = lower_linear(node, read)
         except NotLinearError:
             return False
         pairs = zip(node.outputs, new, strict=True)
@@ -70,20 +65,16 @@ def explain_linear(node: Apply) -> str | None:
     return None
 
 
-def lower_linear(
-    node: Apply, read: list[bool], step_products: bool = False, at_any_cost: bool = False
-) -> list[Variable | None]:
+def lower_linear(node: Apply, read: list[bool], at_any_cost: bool = False) -> list[Variable | None]:
     """Return what replaces each output of a loop that is read, as graphs of its inputs.
 
-    For `step_products` see `scanlib.ops.linker_features.CompilesStepProducts`. `at_any_cost` is not
-    to ask what the matrices cost; the loop need not have been simplified then. `NotLinearError` if
-    the loop is of another form.
+    `at_any_cost` is not to ask what the matrices cost; the loop need not have been simplified then.
+    `NotLinearError` if the loop is of another form.
     """
     loop, parts = find_recurrence(node, at_any_cost)
     detached = detach(loop)
     try:
         lowering = LinearLowering(loop, parts, read, detached.checked(loop))
-        lowering.over_time.step_products = step_products
         results = lowering.results()
     except NotImplementedError as error:
         raise NotLinearError(f"a step cannot be evaluated as a batch: {error}") from error
@@ -195,7 +186,6 @@ class LinearLowering:
         here = OverTime(
             self.loop,
             {inner: values[row] for inner, values in self.sequence_values.items()},
-            self.over_time.step_products,
             pt.minimum(self.loop.length(), 1),
         )
         for k, slot in enumerate(self.parts.slots):

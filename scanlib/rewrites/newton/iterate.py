@@ -44,15 +44,15 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.type import TensorType
 
-from scanlib.analysis.independent_axes import independent_axes
 from scanlib.ops.gradient.pushforward import step_tangents
 from scanlib.ops.graph import conform, core_op, row_type, substitute
+from scanlib.ops.kept_axes import independent_axes
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.lowered.newton_scan import MEMBERS, Newton, NewtonScan
 from scanlib.ops.messages import not_converged
-from scanlib.ops.row_ops.checked_convergence import CheckedConvergence
+from scanlib.ops.row_ops.checked_rows import CheckedConvergence
 from scanlib.rewrites.lower.linear_recurrence import NotLinearError
 from scanlib.rewrites.lower.lower_linear import lower_linear
 from scanlib.rewrites.simplify import simplify

@@ -32,7 +32,6 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
@@ -45,21 +44,12 @@ from pytensor.tensor.math import Sum as TensorSum
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
 
-from scanlib._compat import (
-    INDEX_READS,
-    LOG_SUM_EXP,
-    join_of,
-    split_of,
-    vectorize_rule,
-)
+from scanlib._compat import INDEX_READS, LOG_SUM_EXP, join_of, split_of, vectorize_rule
 from scanlib.lengths.numbers import constant_integer
-from scanlib.ops.execution import LoopOp
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.graph import conform, core_op, row_type, substitute, with_axes
-from scanlib.ops.linker_features import CompilesStepProducts
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, State
 from scanlib.ops.loop import Sequence as SequencePart
-from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.row_ops.checked_rows import checked_places
 from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.rewrites.over_time.split_cost import (
@@ -81,20 +71,17 @@ class OverTime:
     """Evaluates body variables for all steps at once.
 
     The loop's non-sequences are the same at every step; `varying` has body variables that differ,
-    and all their values, time first. With `step_products`, products of all steps are one
-    `StepProducts` (see `CompilesStepProducts`). `length` is the number of steps, where it is
-    another than the loop's.
+    and all their values, time first. `length` is the number of steps, where it is another than the
+    loop's.
     """
 
     def __init__(
         self,
         loop: Loop,
         varying: dict[Variable, Variable],
-        step_products: bool = False,
         length: Variable | None = None,
     ) -> None:
         self.length = loop.length() if length is None else length
-        self.step_products = step_products
         self.fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
         self.varying = dict(varying)
         self.given = {*self.fixed, *varying}
@@ -152,7 +139,7 @@ class OverTime:
         values, varies = [value for value, _ in inputs], [has_time for _, has_time in inputs]
         op = core_op(node)
         if isinstance(node.op, Dot) and [inp.type.ndim for inp in node.inputs] == [2, 2]:
-            return [self._product(*inputs)]
+            return [_product(*inputs)]
         if isinstance(op, ScalarFromTensor):
             return values[:1]  # read by `_gathered` alone
         if isinstance(op, IncSubtensor):
@@ -345,28 +332,18 @@ class OverTime:
         if not self.varies(right):
             return pt.dot(self.total(left), self.value(right)[0])
         x, y = self.rows(left), self.rows(right)
-        if x.type.shape[2] == 1 or y.type.shape[1] == 1:
-            return pt.dot(x[:, :, 0].T, y[:, 0, :])
-        if self._is_step_product(x, y):
+        if _is_step_product(x, y):
             return StepProducts(total=True)(x, y)
         # All rows below one another, without a copy where x is a transposition: Xᵀ then is one.
         size, columns = x.shape[1], y.shape[2]
         count = x.shape[0] * x.shape[2]  # not -1, which says nothing where another length is zero
         return pt.dot(x.mT.reshape((count, size)).T, y.reshape((count, columns)))
 
-    def _is_step_product(self, left: Variable, right: Variable) -> bool:
-        """Whether a product of all steps is one `StepProducts`."""
-        dtypes = {left.type.dtype, right.type.dtype}
-        return self.step_products and len(dtypes) == 1 and dtypes <= {"float32", "float64"}
 
-    def _product(self, one: Value, two: Value) -> Variable:
-        """Return the products of all steps of two matrices, of which one or both vary."""
-        (left, left_varies), (right, right_varies) = one, two
-        vectors = left_varies and left.type.shape[1] == 1
-        vectors = vectors or (right_varies and right.type.shape[2] == 1)
-        if left_varies != right_varies and not vectors and self._is_step_product(left, right):
-            return StepProducts()(left, right)
-        return _product(one, two)
+def _is_step_product(left: Variable, right: Variable) -> bool:
+    """Whether a product of all steps is one `StepProducts`."""
+    dtypes = {left.type.dtype, right.type.dtype}
+    return len(dtypes) == 1 and dtypes <= {"float32", "float64"}
 
 
 def _summed(node: Apply) -> list[Variable]:
@@ -378,12 +355,12 @@ def _product(one: Value, two: Value) -> Variable:
     """Return the products of all steps of two matrices, of which one or both have a time axis."""
     (left, left_varies), (right, right_varies) = one, two
     dtype = upcast(left.type.dtype, right.type.dtype)
-    if left_varies and not right_varies:
-        if left.type.shape[1] == 1:
-            return pt.dot(left[:, 0, :], right)[:, None, :]
+    if left_varies != right_varies and _is_step_product(left, right):
+        return StepProducts()(left, right)
+    if not right_varies:
         joined = left.reshape((left.shape[0] * left.shape[1], left.shape[2]))
         return pt.dot(joined, right).reshape((left.shape[0], left.shape[1], right.shape[1]))
-    if right_varies and not left_varies:
+    if not left_varies:
         return _product((right.mT, True), (left.T, False)).mT
     if left.type.shape[2] == 1 or right.type.shape[1] == 1:
         return left * right
@@ -455,11 +432,3 @@ def elementwise_region(
                 seen.add(above)
                 pending.append(above)
     return region, list(ends)
-
-
-class AllowStepProducts(LoopRewrite):
-    """Let later rewrites write the products of all steps as one `StepProducts`."""
-
-    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
-        has_loops = any(isinstance(node.op, LoopOp) for node in fgraph.apply_nodes)
-        fgraph.attach_feature(CompilesStepProducts(has_loops))

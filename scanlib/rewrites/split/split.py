@@ -33,10 +33,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from scanlib._compat import features
 from scanlib.lengths.known import countable_scalars
 from scanlib.ops.graph import is_outer_product
-from scanlib.ops.linker_features import (
-    compiles_step_products,
-    needs_known_lengths,
-)
+from scanlib.ops.linker_features import needs_known_lengths
 from scanlib.ops.loop import Loop, Output, Part, Sequence, State, past_rows
 from scanlib.ops.loop_rewrite import LoopRewrite, record_in
 from scanlib.ops.row_ops.checked_rows import CheckedValue
@@ -111,18 +108,17 @@ class SplitLoops(LoopRewrite):
         if not config.scanlib__split or keeps_loops_whole(fgraph):
             return
         # Segments of a checkpointed loop stay whole: what a batch stores is what they save.
-        step_products = compiles_step_products(fgraph)
         for node in reversed([n for n in fgraph.toposort() if is_loop(n)]):
             if node.op.recompute or node.op.signature.has_stop or node not in fgraph.apply_nodes:
                 continue
             if not self.maps_only or _leaves_early(node):
                 with self.attempt(fgraph, node):
-                    self.take_apart(fgraph, node, step_products)
+                    self.take_apart(fgraph, node)
 
-    def take_apart(self, fgraph: FunctionGraph, node: Apply, step_products: bool) -> None:
+    def take_apart(self, fgraph: FunctionGraph, node: Apply) -> None:
         """Take one loop apart where that is worth it, and lower the loops among its parts."""
         read = [bool(fgraph.clients.get(out)) for out in node.outputs]
-        found = split(node, read, step_products)
+        found = split(node, read)
         if found is None:
             return
         new, note = found
@@ -162,9 +158,7 @@ def _leaves_early(node: Apply) -> bool:
     return works and SplitParts(loop).has_product_sums()
 
 
-def split(
-    node: Apply, read: list[bool], step_products: bool = False
-) -> tuple[list[Variable | None], tuple[str, str]] | None:
+def split(node: Apply, read: list[bool]) -> tuple[list[Variable | None], tuple[str, str]] | None:
     """Return what replaces each output of a loop that is read, None if the loop stays."""
     loop = canonical_loop(node)
     sizes_from_outside(loop)
@@ -182,7 +176,7 @@ def split(
         return None
     detached = detach(loop)
     try:
-        builder = _Split(parts, read, detached, step_products)
+        builder = _Split(parts, read, detached)
         values = builder.values()
     except NotImplementedError:
         return None
@@ -228,14 +222,13 @@ class _Split:
     parts: SplitParts
     read: list[bool]
     detached: Detached
-    step_products: bool
     remains: bool = False
     by_part: dict[Part, Variable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.loop = self.parts.loop
         rows = {part.row: part.outer for part in self.loop.sequences}
-        self.over_time = OverTime(self.loop, rows, self.step_products)
+        self.over_time = OverTime(self.loop, rows)
 
     def values(self) -> list[Variable | None]:
         parts, loop = self.parts, self.loop

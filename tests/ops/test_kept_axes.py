@@ -3,7 +3,7 @@
 import pytensor.tensor as pt
 import pytest
 
-from scanlib.analysis.independent_axes import independent_axes
+from scanlib.ops.kept_axes import independent_axes
 
 h, w, v = pt.matrix("h"), pt.matrix("w"), pt.vector("v")
 cube = pt.tensor3("cube")
