@@ -593,11 +593,17 @@ def _inc_subtensor(op: Op, forms: LinearForms, node: Apply) -> Form:
     def without(whole: Variable, lead: int) -> Variable:
         return pt.set_subtensor(whole[place_of(lead)], 0) if node.op.set_instead_of_inc else whole
 
-    def alone(part: Variable, lead: int) -> Variable:
-        sizes = list(forms.sizes(base))
-        for o, p in same.items():
-            sizes[o] = part.shape[lead + p]
-        zeros = forms.filled(0, [*list(part.shape)[:lead], *sizes])
+    def alone(k: int, block: Block) -> Variable:
+        part, free = forms.value(block), forms.free(k, block)
+        lead = len(free)
+        # Sizes of what the loop is given: those of the part would be read off all that it is
+        # computed from, at each write anew.
+        sizes = [*(forms.sizes(forms.sources[k])[axis] for axis in free), *forms.sizes(base)]
+        for axis in (*range(lead), *(lead + o for o in same)):
+            own = axis if axis < lead else lead + same[axis - lead]
+            if part.type.shape[own] == 1:
+                sizes[axis] = _size(1)
+        zeros = forms.filled(0, sizes)
         return pt.set_subtensor(zeros[place_of(lead)], with_axes(part, lead, missing))
 
     found: dict[int, list[Block]] = {}
@@ -610,7 +616,7 @@ def _inc_subtensor(op: Op, forms: LinearForms, node: Apply) -> Form:
     rest = [p for p in range(added.type.ndim) if p not in same.values()]
     for k, block in forms.form(added).items():
         block = forms.mixed(k, block, added, rest)
-        value = alone(forms.value(block), len(forms.free(k, block)))
+        value = alone(k, block)
         ties = [None if o in mixed else block.ties[same[o]] for o in range(base.type.ndim)]
         found.setdefault(k, []).append(replace(block, ties=tuple(ties), value=value, full=False))
     return {k: forms.summed(k, parts) for k, parts in found.items()}

@@ -158,9 +158,9 @@ def _steps(node: Apply, values: dict[Variable, Any]) -> Iterator[Step]:
         and not isinstance(variable, Constant | SharedVariable)
     ]
     if missing:
-        wanted = ", ".join(map(str, missing))
+        lacking = ", ".join(map(str, missing))
         raise MissingInputError(
-            f"step_through: the loop is computed from {wanted}, of which values has none; give "
+            f"step_through: the loop is computed from {lacking}, of which values has none; give "
             f"{{{', '.join(f'{variable}: ...' for variable in missing)}}}"
         )
     given = pytensor.function(

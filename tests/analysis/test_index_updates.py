@@ -12,9 +12,13 @@ import pytensor.tensor as pt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytensor.graph.basic import Constant
 from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.tensor.basic import Alloc
 
 import scanlib
+from scanlib.analysis.linear_forms import LinearForms
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
@@ -448,3 +452,17 @@ def test_rows_that_are_changed_and_returned():
         np.testing.assert_allclose(
             function(places, rows, start), plain(places, rows, start), rtol=1e-12
         )
+
+
+def test_sizes_are_not_read_off_what_was_computed():
+    """Each write would go through all that was computed before, of which there may be much."""
+    h, n = pt.dvector("h"), pt.lscalar("n")
+    y = h
+    for _ in range(5):
+        y = pt.inc_subtensor(y[1:3], 2.0 * y[:2])
+    forms = LinearForms([h], [y], lambda variable: [n] * variable.type.ndim)
+    values = [block.value for block in forms.forms[y].values()]
+    filled = [node for node in toposort(values) if isinstance(node.op, Alloc)]
+    assert len(filled) == 5
+    for node in filled:
+        assert {v for v in ancestors(node.inputs[1:]) if not isinstance(v, Constant)} == {n}
