@@ -216,11 +216,12 @@ UNKNOWN = {
         pt.outer(x, x)[x > 0.5, (0 * x).astype("int64")].sum() + until(x)[-1]
     ),
     "how many rows an array of the items": lambda x: pt.sort(x[x > 0.5]) + until(x)[-1],
-    "how many steps a scan can take": lambda x: loop(
+    "how many rows the results of a loop": lambda x: loop(
         lambda h: pt.sin(h) + 1, None, pt.constant(0.0), n_steps=positive(x)
     ),
-    "how long a sequence is": cut,
+    "the gradient of a sequence": cut,
     "how large an array is": lambda x: pt.full((positive(x),), until(x)[-1]),
+    "which part of an array is written": lambda x: pt.set_subtensor(until(x)[::2], 0.0),
 }
 
 
@@ -232,11 +233,7 @@ def test_what_jax_does_not_know(part):
     bounded = importlib.import_module("scanlib.backends.jax.bounded")
     with pytest.raises(bounded.UnknownLengthError) as error:
         pytensor.function([x], UNKNOWN[part](x), mode="JAX")(X)
-    guide = GUIDE.read_text(encoding="utf-8")
-    (what_to_do,) = re.findall(
-        r"^JAX needs to know when it compiles .*?\. (.*)$", guide, re.MULTILINE
-    )
-    assert str(error.value) == f"JAX needs to know when it compiles {row}. {what_to_do}"
+    assert str(error.value).startswith(row)
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ is a buffer as long as the loop can get, and the number of rows that count::
 
 `Bounded` is both. scanlib's rules read and write it, and where PyTensor's compiled function returns
 one, the caller gets a NumPy array of the `n` rows: outside of compiled code the length is known.
-Items that a mask selects are `Bounded` as well. Where neither scanlib's loops nor the rules of
-`rows` take one, it raises `UnknownLengthError`.
+Items that a mask selects are `Bounded` as well. Where neither scanlib's Ops nor the rules of `rows`
+take one, it raises `UnknownLengthError`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-SIZE = "how large an array is, or which part of it is meant; the function computes that from data"
+CHOSEN = "an array of the items that a mask selects"
+MASKED = (
+    "Keep all rows and let the mask say what counts: pt.where(mask, x, 0) in place of x[mask], "
+    "pt.where(mask[:, None], A, 0) in place of the rows A[mask], and in a matrix that is inverted "
+    "ones on the diagonal where the mask is False"
+)
+STEPS = (
+    "Those of a loop are as many as it takes steps. Return it from the function, read rows of it, "
+    "or reduce it along time. Have the step compute anything else, or give the loop `n_steps` and "
+    "no `until`, or let it run over all steps and say by a mask, pt.where(mask, x, 0), which of "
+    'them count, or compile with mode="NUMBA"'
+)
+LARGE = (
+    "JAX needs to know when it compiles how large an array is; the function itself computes its "
+    "size from data. Take an array of the greatest size and let pt.where choose (ones on the "
+    "diagonal of a matrix that is inverted), give the size as an input, or compile with "
+    'mode="NUMBA"'
+)
 
 
 class UnknownLengthError(NotImplementedError):
     """JAX needs a length when it compiles that is known only when the loop has run."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"JAX needs to know when it compiles {what}. Give the loop `n_steps` and no `until`; "
-            "or keep all rows and say by a mask which of them count, pt.where(mask, x, 0) in place "
-            "of x[mask] (in a matrix that is inverted, ones on the diagonal where it is False); or "
-            'give a size as an input of the function; or compile with mode="NUMBA"'
-        )
 
 
 class Length:
@@ -81,14 +90,17 @@ class Bounded:
         """Return an array of the same length in another buffer."""
         return Bounded(rows, self.length, self.origin)
 
-    def filled(self, value: Any) -> Any:
+    def filled(self, value: Any = 0) -> Any:
         """Return the buffer with `value` where it does not count."""
         counts = jnp.arange(self.capacity) < self.length
         counts = counts.reshape((-1, *[1] * (self.ndim - 1)))
         return jnp.where(counts, self.rows, jnp.asarray(value, self.rows.dtype))
 
     def __jax_array__(self) -> Any:
-        raise UnknownLengthError(f"how many rows {self.origin} has")
+        raise UnknownLengthError(
+            f"JAX does not know when it compiles how many rows {self.origin} has. "
+            + (MASKED if self.origin == CHOSEN else STEPS)
+        )
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         if isinstance(self.length, jax.core.Tracer) or np.ndim(self.length):

@@ -67,7 +67,10 @@ def count_steps(n_steps: Any, sequences: Sequence[Any], title: str) -> StepCount
         return StepCount(known, known, known)
     if bound is None:
         raise UnknownLengthError(
-            f"how many steps {title} can take at most: neither `n_steps` nor a sequence tells it"
+            f"{title}: JAX needs to know when it compiles how many rows the results of a "
+            "loop can have, but the number of steps is computed by the function itself and no "
+            "sequence bounds it. Pass n_steps as an input or a constant, or loop over a sequence "
+            "of the greatest length"
         )
     return StepCount(jnp.minimum(jnp.maximum(number, 0), bound), None, bound)
 

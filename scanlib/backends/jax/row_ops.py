@@ -9,7 +9,13 @@ import jax.numpy as jnp
 from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 
-from scanlib.backends.jax.bounded import SIZE, Bounded, Length, UnknownLengthError, static_int
+from scanlib.backends.jax.bounded import (
+    LARGE,
+    Bounded,
+    Length,
+    UnknownLengthError,
+    static_int,
+)
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.row_ops.checked_rows import CheckedConvergence, CheckedRows, CheckedValue
 from scanlib.ops.row_ops.padded_rows import PaddedRows
@@ -25,8 +31,12 @@ def funcify_padded_rows(op: PaddedRows, node: Apply, **kwargs: Any) -> Callable[
     def padded_rows(rows: Any, length: Any) -> Any:
         known = length.bound if isinstance(length, Length) else static_int(length)
         if known is None:
-            raise UnknownLengthError("how long a sequence is that has a gradient")
-        values = rows.filled(0) if isinstance(rows, Bounded) else jnp.asarray(rows)
+            raise UnknownLengthError(
+                "the gradient of a sequence needs the length of the sequence when JAX compiles. "
+                "Cut all sequences of the loop alike, let it run over all rows and let pt.where "
+                'choose, or compile with mode="NUMBA"'
+            )
+        values = rows.filled() if isinstance(rows, Bounded) else jnp.asarray(rows)
         missing = max(known - len(values), 0)
         padded = jnp.pad(values, [(0, missing)] + [(0, 0)] * (values.ndim - 1))[:known]
         if isinstance(length, Length):
@@ -63,7 +73,7 @@ def funcify_split_rows(op: SplitRows, node: Apply, **kwargs: Any) -> Callable[..
     def split_rows(value: Any, count: Any, length: Any) -> Any:
         n, size = static_int(count), static_int(length)
         if n is None or size is None:
-            raise UnknownLengthError(SIZE)
+            raise UnknownLengthError(LARGE)
         if n * size > len(value):
             raise SequenceLengthError(
                 f"a sequence has {len(value)} rows, but the loop takes {n * size} steps or more"

@@ -6,9 +6,9 @@ A rule takes a node, PyTensor's function for it, and what it is given while JAX 
 * **Row by row**: what works on the rows of arrays side by side (`axes_kept`) is computed for the
   whole buffer of a `Bounded` array. In reductions over the rows, what does not count is filled with
   what changes no result. Where arrays of different unknown lengths meet, the result is NaN.
-* **Slices and rows** are read.
+* **Slices and rows** are read and written.
 
-Any other Op raises `UnknownLengthError`, those of gradients through such arrays among them.
+Any other Op raises `UnknownLengthError`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,25 @@ from pytensor.compile.ops import DeepCopyOp, TypeCastingOp
 from pytensor.graph.basic import Apply
 from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Eye, Split
+from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Eye, Join, Split
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import Repeat
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
-from scanlib._compat import INDEX_READS, INDEX_WRITES
+from scanlib._compat import INDEX_READS, INDEX_WRITES, join_of
 from scanlib.backends.jax.bounded import (
-    SIZE,
+    CHOSEN,
+    LARGE,
+    MASKED,
     Bounded,
     Length,
     UnknownLengthError,
     known_number,
     number_of,
+    place_of,
+    rows_of,
     static_int,
 )
 from scanlib.backends.jax.prepare import FIRST_SIZE
@@ -69,7 +73,7 @@ def _sized(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     first = FIRST_SIZE[type(node.op)] % len(inputs)
     arrays, sizes = inputs[:first], inputs[first:]
     if any(isinstance(size, jax.core.Tracer | Length) for size in sizes):
-        raise UnknownLengthError(SIZE)
+        raise UnknownLengthError(LARGE)
     known = [np.asarray(size, "int64") for size in sizes]
     with jax.ensure_compile_time_eval():
         new = node.op.make_node(*node.inputs[: len(arrays)], *map(pt.constant, known))
@@ -83,7 +87,7 @@ def _alloc(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     value, sizes = (inputs[0], inputs[1:]) if isinstance(node.op, Alloc) else (0, inputs)
     is_bounded = bool(sizes) and isinstance(sizes[0], Length)
     if None in map(static_int, sizes[is_bounded:]):
-        raise UnknownLengthError(SIZE)
+        raise UnknownLengthError(LARGE)
     # PyTensor writes constants into its code as numbers of Python's, which have no dtype.
     value = jnp.asarray(value, dtype=jax.dtypes.canonicalize_dtype(node.outputs[0].type.dtype))
     if not is_bounded:
@@ -99,7 +103,7 @@ def _arange(node: Apply, plain: Plain, inputs: Inputs) -> Any:
         return jnp.asarray(np.arange(*known, dtype=node.op.dtype), dtype)
     (start, _, step), stop = known, inputs[1]
     if start is None or step != 1 or not isinstance(stop, Length):
-        raise UnknownLengthError(SIZE)
+        raise UnknownLengthError(LARGE)
     rows = jnp.arange(start, max(stop.bound, start), dtype=dtype)
     length = jnp.maximum(stop.value - start, 0)
     return Bounded(rows, length, "a range up to a number that is computed")
@@ -151,6 +155,22 @@ def _by_rows(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     return results[0] if len(results) == 1 else results
 
 
+def _join(node: Apply, plain: Plain, inputs: Inputs) -> Any:
+    """Return arrays behind one another in time, as gradients of slices are."""
+    axis, parts = join_of(node)
+    if axis:
+        refuse(inputs)
+    dtype = jax.dtypes.canonicalize_dtype(node.outputs[0].type.dtype)
+    given = inputs[len(inputs) - len(parts) :]
+    buffers = [jnp.asarray(rows_of(part), dtype) for part in given]
+    rows, length = jnp.zeros((sum(map(len, buffers)), *buffers[0].shape[1:]), dtype), 0
+    # What stands behind the rows of a part is overwritten by the next one.
+    for part, buffer in zip(given, buffers, strict=True):
+        rows = jax.lax.dynamic_update_slice_in_dim(rows, buffer, length, 0)
+        length = length + (part.length if isinstance(part, Bounded) else len(buffer))
+    return Bounded(rows, length, "an array of unknown length")
+
+
 def _where_equal(bounded: list[Bounded], results: list[Any]) -> list[Bounded]:
     """Return results, or NaN where lengths differ: compiled code cannot raise an error."""
     first, *others = {id(value.length): value.length for value in bounded}.values()
@@ -181,11 +201,13 @@ def _filler(op: CAReduce, value: Bounded) -> Any:
 def _subtensor(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     """Return a part of an array."""
     value, *parts = map(number_of, inputs)
-    own, *others = indices_from_subtensor(parts, node.op.idx_list)
-    _check_bounds(others)
+    own, *others = indices = indices_from_subtensor(parts, node.op.idx_list)
     if not isinstance(value, Bounded):
-        if _are_known([own]):
+        axis = _unknown_axis(indices)
+        if axis is None:
             return plain(*inputs)
+        if axis:
+            raise UnknownLengthError(LARGE)
         value = Bounded(jnp.asarray(value), len(value), "a slice of unknown length")
     if not isinstance(own, slice):
         row = value.row(own)
@@ -194,27 +216,56 @@ def _subtensor(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     return found.like(found.rows[(slice(None), *others)])
 
 
-def _are_known(indices: list[Any]) -> bool:
-    """Whether JAX knows the bounds of all slices."""
-    slices = [index for index in indices if isinstance(index, slice)]
-    bounds = [bound for where in slices for bound in (where.start, where.stop)]
-    return all(bound is None or static_int(bound) is not None for bound in bounds)
-
-
-def _check_bounds(indices: list[Any]) -> None:
-    if not _are_known(indices):
-        raise UnknownLengthError(SIZE)
+def _unknown_axis(indices: list[Any]) -> int | None:
+    """Return the first axis that is sliced by bounds that are not known, None if none is."""
+    for axis, index in enumerate(indices):
+        bounds = [index.start, index.stop] if isinstance(index, slice) else []
+        if any(bound is not None and static_int(bound) is None for bound in bounds):
+            return axis
+    return None
 
 
 def _inc_subtensor(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     """Return an array with something added to a part of it, or written there."""
-    refuse(inputs)
     target, values, *parts = map(number_of, inputs)
-    own, *others = indices = indices_from_subtensor(parts, node.op.idx_list)
-    _check_bounds(indices)
-    if isinstance(own, slice) and own.step in (None, 1) and not others:
-        return _updated(node, jnp.asarray(target), values, own)
-    return plain(jnp.asarray(target), *inputs[1:])
+    own, *others = indices_from_subtensor(parts, node.op.idx_list)
+    arrays = [array for array in (target, values) if isinstance(array, Bounded)]
+    forwards = isinstance(own, slice) and own.step in (None, 1)
+    if not arrays and _unknown_axis([own, *others]) is None:
+        if forwards and len(node.op.idx_list) == 1:
+            return _updated(node, jnp.asarray(target), values, own)
+        return plain(jnp.asarray(target), *inputs[1:])
+    is_row = not isinstance(own, slice) and not isinstance(values, Bounded)
+    rank = np.ndim(target) - sum(not isinstance(index, slice) for index in others)
+    of_rows = not isinstance(values, Bounded) or values.ndim == rank
+    if not (forwards or is_row) or not of_rows:
+        raise UnknownLengthError(
+            "JAX needs to know when it compiles which part of an array is written; it is computed "
+            "by the function itself. Let pt.where choose by the places of the rows, or compile "
+            'with mode="NUMBA"'
+        )
+    rows = jnp.asarray(rows_of(target))
+    length = target.length if isinstance(target, Bounded) else len(rows)
+    if is_row:
+        place = jnp.where(jnp.asarray(own) < 0, length + own, own)
+        new = _changed(node, rows.at[(place, *others)], values)
+    else:
+        start = 0 if own.start is None else place_of(own.start, length)
+        end = length if own.stop is None else place_of(own.stop, length)
+        places = jnp.arange(len(rows))
+        written = jnp.asarray(rows_of(values))
+        if not written.size:
+            return target
+        if written.ndim == rank and (len(written) > 1 or isinstance(values, Bounded)):
+            written = written[jnp.clip(places - start, 0, len(written) - 1)]
+        new = _changed(node, rows.at[(slice(None), *others)], written)
+        chosen = (places >= start) & (places < end)
+        new = jnp.where(chosen.reshape((-1, *(1 for _ in rows.shape[1:]))), new, rows)
+    return target.like(new) if isinstance(target, Bounded) else new
+
+
+def _changed(node: Apply, at: Any, values: Any) -> Any:
+    return (at.set if node.op.set_instead_of_inc else at.add)(values)
 
 
 def _updated(node: Apply, target: Any, rows: Any, where: slice) -> Any:
@@ -247,14 +298,16 @@ def _items(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     target, row_ndim = jnp.asarray(target), np.ndim(target) - mask.ndim
     many = values is not None and np.ndim(values) > row_ndim and len(values) != 1
     if many or len(indices) > 1:
-        raise UnknownLengthError("how many items a mask selects")
+        raise UnknownLengthError(
+            f"JAX does not know when it compiles how many items a mask selects. {MASKED}"
+        )
     if mask.shape != target.shape[: mask.ndim]:
         shape = target.shape
         raise IndexError(f"a mask of shape {mask.shape} is no index of an array of {shape}")
     if values is None:
         rows = target.reshape((-1, *target.shape[mask.ndim :]))
         (places,) = jnp.nonzero(mask.reshape(-1), size=len(rows), fill_value=0)
-        return Bounded(rows[places], mask.sum(), "an array of the items that a mask selects")
+        return Bounded(rows[places], mask.sum(), CHOSEN)
     new = values if node.op.set_instead_of_inc else target + values
     return jnp.where(jnp.expand_dims(mask, range(mask.ndim, target.ndim)), new, target)
 
@@ -268,6 +321,7 @@ _RULES: dict[type, Plain] = {
     CheckAndRaise: _check,
     **dict.fromkeys((DeepCopyOp, TypeCastingOp), _same),
     **dict.fromkeys((CAReduce, DimShuffle, Dot, Elemwise), _by_rows),
+    Join: _join,
     Subtensor: _subtensor,
     IncSubtensor: _inc_subtensor,
     **dict.fromkeys(INDEX_READS[1:] + INDEX_WRITES[1:], _items),

@@ -69,7 +69,7 @@ class TestNumberOfSteps:
         v = pt.dvector("v")
         inputs, h = decay(n_steps=pt.sum(v > 0))
         for result in (h, h[-1]):
-            with pytest.raises(UnknownLengthError, match="how many steps a scan can take"):
+            with pytest.raises(UnknownLengthError, match="number of steps is computed"):
                 compiled([*inputs, v], result)(*self.values, [1.0])
 
     def test_computed_and_bounded_by_a_sequence(self):

@@ -35,6 +35,7 @@ def counts_in(y):
 
 
 ROWS = {
+    "joined": lambda y, w: pt.concatenate([y[:1], y, 2 * y]),
     "readout": lambda y, w: y @ w,
     "product": lambda y, w: y.prod(axis=0),
     "all": lambda y, w: (y > 1.5).all(axis=0),
@@ -43,15 +44,14 @@ ROWS = {
     "norm": lambda y, w: pt.sqrt((y[:, 0] ** 2).sum()),
     "positions": lambda y, w: pt.arange(y.shape[0]) * y[:, 0],
     "a row in the middle": lambda y, w: y[y.shape[0] // 2],
+    "a column replaced": lambda y, w: pt.set_subtensor(y[:, 1], y[:, 0] + 1),
+    "a column set": lambda y, w: pt.set_subtensor(y[:, 1], 0.5),
+    "a part of a column": lambda y, w: pt.inc_subtensor(y[1:, 1], y[:-1, 0]),
     "an axis between": lambda y, w: y.dimshuffle(0, "x", 1).sum(axis=1),
 }
 # What only the interface of arrays of known length has.
 REFUSED = {
     "argmax": lambda y, w: y.argmax(),
-    "joined": lambda y, w: pt.concatenate([y[:1], y, 2 * y]),
-    "a column set": lambda y, w: pt.set_subtensor(y[:, 1], 0.5),
-    "a part of a column": lambda y, w: pt.inc_subtensor(y[1:, 1], y[:-1, 0]),
-    "rows set": lambda y, w: pt.set_subtensor(w[: y.shape[0] % 3], 0.5),
     "running sum": lambda y, w: pt.cumsum(y, axis=0),
     "softmax": lambda y, w: pt.special.softmax(y, axis=0),
     "covariance": lambda y, w: (y - y.mean(axis=0)).T @ y,
@@ -100,18 +100,11 @@ class TestTracesOfUntil:
         y = roots(x)
         check([x, w], [function(y, w) for function in list(ROWS.values())[part::4]], (X, W))
 
-    def test_gradients(self):
-        x = pt.dvector("x")
-        y = roots(x)
-        costs = [(y[-1] ** 2).sum(), (y**2).sum() + pt.exp(-y).mean(axis=0).max()]
-        check([x], [*costs, *(pytensor.grad(cost, x) for cost in costs)], (X,))
-
     @pytest.mark.parametrize("name", COSTS)
-    def test_gradients_of_parts(self, name):
+    def test_gradients(self, name):
         x, w = pt.dvector("x"), pt.dmatrix("w")
         cost = COSTS[name](roots(x), w)
-        with pytest.raises(UnknownLengthError, match="`n_steps` and no `until`"):
-            compiled([x, w], pytensor.grad(cost, [x, w]))(X, W)
+        check([x, w], [cost, *pytensor.grad(cost, [x, w])], (X, W))
 
     def test_truth_values(self):
         x = pt.dvector("x")
@@ -151,13 +144,6 @@ LENGTHS = {
     "greatest": lambda x, k: scan(lambda x: x**2, x[: k + 1]).max(),
     "no loop": lambda x, k: x[k : k + 1].sum(),
 }
-WRITTEN = (
-    "no loop",
-    "greatest",
-    "slices",
-    "last rows",
-    "steps",
-)  # gradients that are written into a part
 
 
 class TestLengthsFromData:
@@ -166,15 +152,10 @@ class TestLengthsFromData:
         """The number of steps of an inner loop is a row of the outer one."""
         x, k = pt.dvector("x"), pt.lvector("k")
         out = scanlib.map(lambda k: LENGTHS[name](x, k), k, return_updates=False)
-        slope = [] if name in WRITTEN else [pytensor.grad(out.sum(), x)]
-        check([x, k], [out, *slope], (np.arange(1.0, 7.0), np.array(K)))
-
-    @pytest.mark.parametrize("name", WRITTEN)
-    def test_what_cannot_be_compiled(self, name):
-        x, k = pt.dvector("x"), pt.lvector("k")
-        out = scanlib.map(lambda k: LENGTHS[name](x, k), k, return_updates=False)
-        with pytest.raises(UnknownLengthError, match=r"pt.where\(mask, x, 0\)"):
-            compiled([x, k], pytensor.grad(out.sum(), x))(np.arange(1.0, 7.0), np.array(K))
+        results = [out]
+        if out.type.dtype == "float64":
+            results.append(pytensor.grad(out.sum(), x))
+        check([x, k], results, (np.arange(1.0, 7.0), np.array(K)))
 
     def test_gradient_of_an_affine_loop(self):
         """It has no sequence that bounds the number of steps."""
@@ -186,7 +167,7 @@ class TestLengthsFromData:
     def test_size_of_an_array(self):
         k = pt.lvector("k")
         y = scan(lambda h: h + 1, outputs_info=pt.constant(0.0), n_steps=3)[-1]
-        with pytest.raises(UnknownLengthError, match="how large an array is") as caught:
+        with pytest.raises(UnknownLengthError, match="computes its size from data") as caught:
             compiled([k], [y, pt.full((k[1],), y)])(np.array(K))
         assert "The operation is Alloc" in caught.value.__notes__[0]
 
