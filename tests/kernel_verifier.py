@@ -203,7 +203,8 @@ def _types(types: Iterable[object]) -> str:
     return ", ".join(map(str, types))
 
 
-_KINDS = {
+# Which types the operands of an operation may have, by its `operands`.
+FITS = {
     "float": lambda kind: kind.is_float,
     "integer": lambda kind: kind.is_integer,
     "number": lambda kind: kind.is_float or kind.is_integer,
@@ -230,7 +231,7 @@ def _check_operation(result: ir.Value, operation: str, operands: tuple[ir.Value,
         return
     if any(kind != kinds[0] for kind in kinds):
         raise KernelError(f"operands of {_types(kinds)}")
-    if not _KINDS[rule.operands](kinds[0]):
+    if not FITS[rule.operands](kinds[0]):
         raise KernelError(f"{operation} takes no {kinds[0]}")
     if operation == "opaque":
         fits = first == made and made.lanes == 1

@@ -214,12 +214,11 @@ class _Step:
         """Return carry, y and condition of what a step returned."""
         if not isinstance(returned, tuple) or len(returned) not in (2, 3):
             came = f"{len(returned)} values" if isinstance(returned, tuple) else brief(returned)
+            meant = f"; {ONE_VECTOR}" * isinstance(returned, list)
             raise TypeError(
                 f"{step_name(self.fn)} must return (carry, y), or (carry, y, stop) to end the "
                 f"loop early, got {came}; return None where there is no carry or no y, and a tree, "
-                f"as in carry, (y, z), where there are several"
-                + f"; {ONE_VECTOR}"
-                * isinstance(returned, list)
+                f"as in carry, (y, z), where there are several{meant}"
             )
         if len(returned) == 3 and self.until is not None:
             raise ValueError(

@@ -9,25 +9,21 @@ if it is known to have as many rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
-from pytensor.scalar.basic import Add, Cast, Sub
-from pytensor.tensor.basic import ARange, ScalarFromTensor, TensorFromScalar
-from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.basic import ARange
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from pytensor.tensor.type import integer_dtypes
 
 from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.forms import LengthForm
 from scanlib.lengths.numbers import constant_integer
-from scanlib.ops.graph import depends_on, row_type
-from scanlib.ops.loop import Loop
-from scanlib.ops.loop import Sequence as LoopSequence
+from scanlib.ops.graph import depends_on, is_tensor, lifted_row, row_type
+from scanlib.ops.loop import Loop, Sequence
 
 _WHOLE = slice(None)
 
@@ -38,6 +34,15 @@ class _Count:
 
     start: int
     backwards: bool = False
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One item along an axis of an array, at a count, and the other indices of what is read."""
+
+    axis: int
+    count: _Count
+    rest: list[Any]
 
 
 def read_counted_rows(loop: Loop) -> None:
@@ -60,19 +65,19 @@ def read_counted_rows(loop: Loop) -> None:
     replaced: dict[Variable, Variable] = {}
     for node in nodes:
         source, name = arrays[node.inputs[0]]
-        axis, count, rest = _place(node, counts, varying)
-        if count is None:
+        read = _read_at_count(node, counts, varying, lengths)
+        if read is None:
             continue
-        key = source, axis, count
+        key = source, read.axis, read.count
         if key not in rows:
-            along = pt.moveaxis(source, axis, 0) if axis else source
-            outer = _rows(along, count, lengths.of(source, axis), steps, loop)
+            along = pt.moveaxis(source, read.axis, 0) if read.axis else source
+            outer = _rows(along, read.count, lengths.of(source, read.axis), steps, loop)
             if outer is None:
                 continue
             rows[key] = row_type(outer)()
-            loop.sequences.append(LoopSequence(outer, rows[key], name))
-        whole = all(index == _WHOLE for index in rest)
-        replaced[node.outputs[0]] = rows[key] if whole else rows[key][tuple(rest)]
+            loop.sequences.append(Sequence(outer, rows[key], name))
+        whole = all(index == _WHOLE for index in read.rest)
+        replaced[node.outputs[0]] = rows[key] if whole else rows[key][tuple(read.rest)]
     loop.substitute(replaced)
 
 
@@ -80,22 +85,18 @@ def _rows(
     array: Variable, count: _Count, length: LengthForm, steps: list[LengthForm], loop: Loop
 ) -> Variable | None:
     """Return the rows of an array at all counts, None if it may have fewer."""
-    gaps = [length - each - count.start for each in steps]
-    left = next((gap.constant for gap in gaps if gap.constant is not None), None)
-    start = count.start or None
-    if count.start < 0 or (left is not None and left < 0):
+    ends = [each + count.start for each in steps]
+    if count.start < 0 or not any(end.at_most(length) for end in ends):
         return None
-    if left is not None:
-        rows = array[start : -left or None]
-    elif any((each + count.start).at_most(length) for each in steps):
-        rows = array[start : loop.length() + count.start]
-    else:
-        return None
+    left = [gap for end in ends if (gap := (length - end).constant) is not None]
+    stop = -left[0] or None if left else loop.length() + count.start
+    rows = array[count.start or None : stop]
     return rows[::-1] if count.backwards else rows
 
 
 def _counts(loop: Loop, lengths: Lengths) -> tuple[dict[Variable, _Count], list[LengthForm]]:
-    """Return the counts among the inputs of a step, and the forms of the number of steps."""
+    """Return the counts among the inputs of a step, and forms of the number of steps; one may be
+    negative where there are none."""
     counts: dict[Variable, _Count] = {}
     steps = [] if loop.n_steps is None else [lengths.integer(loop.n_steps)]
     for part in loop.sequences:
@@ -112,65 +113,36 @@ def _counts(loop: Loop, lengths: Lengths) -> tuple[dict[Variable, _Count], list[
         if view.is_whole:
             steps.append(lengths.integer(last) - start)
     for state in [] if loop.reverse else loop.recurrent:
-        value, first = state.taps.get(-1), state.initial
-        while first.owner is not None and _is_conversion(first.owner):
-            first = first.owner.inputs[0]
-        start = constant_integer(first)
-        if state.depth == 1 and start is not None and _plus(state.next, value) == 1:
+        value, row = state.taps.get(-1), lifted_row(state.initial)
+        if state.depth != 1 or value is None or not _is_integer(value):
+            continue
+        start = lengths.integer(state.initial if row is None else row).constant
+        if start is not None and _difference(state.next, value, lengths) == 1:
             counts[value] = _Count(start)
     return counts, steps
 
 
-def _place(
-    node: Apply, counts: dict[Variable, _Count], varying: set[Variable]
-) -> tuple[int, _Count | None, Sequence[Any]]:
-    """Return the axis along which a node reads one item at a count, the count, and the other
-    indices."""
+def _read_at_count(
+    node: Apply, counts: dict[Variable, _Count], varying: set[Variable], lengths: Lengths
+) -> _Read | None:
+    """Return what a node reads of an array, if it is one item at a count along an axis and the same
+    along the others."""
     indices = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
-    places = [k for k, index in enumerate(indices) if isinstance(index, Variable)]
-    places = [k for k in places if indices[k] in varying]
-    moving = [inp for inp in node.inputs[1:] if inp in varying]
-    if len(places) != 1 or len(moving) != 1:
-        return 0, None, ()
-    (k,) = places
-    if any(index != _WHOLE for index in indices[:k]):
-        return 0, None, ()
+    axis = next((k for k, index in enumerate(indices) if index != _WHOLE), None)
+    if axis is None or [inp for inp in node.inputs[1:] if inp in varying] != [indices[axis]]:
+        return None
     for value, count in counts.items():
-        offset = _plus(indices[k], value)
+        offset = _difference(indices[axis], value, lengths)
         if offset is not None:
-            return (
-                k,
-                _Count(count.start + offset, count.backwards),
-                [*indices[:k], *indices[k + 1 :]],
-            )
-    return 0, None, ()
+            at = _Count(count.start + offset, count.backwards)
+            return _Read(axis, at, [*indices[:axis], *indices[axis + 1 :]])
+    return None
 
 
-def _is_conversion(node: Apply) -> bool:
-    """Whether a node makes the same integer of another dtype or type."""
-    op = getattr(node.op, "scalar_op", node.op)
-    if isinstance(op, Cast):
-        return node.outputs[0].type.dtype in integer_dtypes
-    return isinstance(op, ScalarFromTensor | TensorFromScalar | DimShuffle)
+def _is_integer(variable: Variable) -> bool:
+    return is_tensor(variable) and not variable.type.ndim and variable.dtype in integer_dtypes
 
 
-def _plus(variable: Variable, value: Variable) -> int | None:
-    """Return which constant integer is added to a value, None if that is not what is done."""
-    added = 0
-    while variable is not value:
-        node = variable.owner
-        if node is None:
-            return None
-        op = getattr(node.op, "scalar_op", node.op)
-        variable, *others = node.inputs
-        if _is_conversion(node):
-            continue
-        if not isinstance(op, Add | Sub) or len(others) != 1:
-            return None
-        number = constant_integer(others[0])
-        if number is None and isinstance(op, Add):
-            number, variable = constant_integer(variable), others[0]
-        if number is None:
-            return None
-        added += number if isinstance(op, Add) else -number
-    return added
+def _difference(variable: Variable, value: Variable, lengths: Lengths) -> int | None:
+    """Return which constant is added to an integer, None if that is not what is done."""
+    return (lengths.integer(variable) - lengths.integer(value)).constant

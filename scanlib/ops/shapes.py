@@ -83,7 +83,8 @@ def output_row_shapes(
                 row.append(static[axis])
                 continue
             dim = _without_checks(_item(pt.as_tensor_variable(symbolic[axis])))
-            dim = _without_checks(_with_known_shapes(dim, inputs, shapes, varying))
+            if dim in depends_on([dim], varying):
+                dim = _without_checks(_with_known_shapes(dim, inputs, shapes, varying))
             row.append(None if dim in depends_on([dim], varying) else dim)
         results.append(row)
     flat = substitute([dim for row in results for dim in row if dim is not None], constant)

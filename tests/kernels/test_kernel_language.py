@@ -23,7 +23,7 @@ from scanlib.kernels.language import (
 from scanlib.kernels.printers.llvm import count_loops, print_kernels
 from tests.kernel_interpreter import run
 from tests.kernel_runs import COMPILER, by_c, by_llvm, interpreted, write_kernel
-from tests.kernel_verifier import KernelError, verify
+from tests.kernel_verifier import FITS, KernelError, verify
 
 needs_compiler = pytest.mark.skipif(not COMPILER[0], reason="there is no C++ compiler")
 ITEMS = 16
@@ -82,15 +82,6 @@ def steps(draw):
 def pick(values, fits, number):
     found = [value for value in values if fits(value.type)]
     return found[number % len(found)] if found else None
-
-
-FITS = {
-    "float": lambda kind: kind.is_float,
-    "integer": lambda kind: kind.is_integer,
-    "number": lambda kind: kind.is_float or kind.is_integer,
-    "bits": lambda kind: kind.is_integer or kind.dtype == "bool",
-    "any": lambda kind: True,
-}
 
 
 def write_step(w, values, name, places, dtype):

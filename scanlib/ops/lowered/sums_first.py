@@ -37,10 +37,8 @@ def sum_first(op: ElemwiseScan, number: int, body: FunctionGraph) -> SumFirst | 
     recurrence; `body` is a copy of the loop's."""
     recurrence = op.recurrences[number]
     results = op.signature.split_body_outputs(body.outputs)
-    tap, after = (
-        _tap(op, recurrence, body),
-        [*results.states, *results.carries][recurrence.parts[0]],
-    )
+    after = [*results.states, *results.carries][recurrence.parts[0]]
+    tap = _tap(op, recurrence, body)
     if tap is None or _is_read_elsewhere(op, number, body.inputs.index(tap)):
         return None
     readers = [node for node in body.toposort() if tap in node.inputs]

@@ -57,15 +57,13 @@ class LowerElementwiseLoops(LowersLoops):
         loop = absorb_producers(fgraph, node)
         turned = turn_to_stored_order(loop)
         try:
-            results: list[Variable] = lower_elementwise(loop).outputs
+            new = lower_elementwise(loop)
         except NotElementwiseError:
             return False
-        if turned:
-            traces = {part for part in loop.parts if not isinstance(part, Carry)}
-            results = [
-                out[::-1] if part in traces else out
-                for part, out in zip(loop.parts, results, strict=True)
-            ]
+        results = [
+            out[::-1] if turned and not isinstance(part, Carry) else out
+            for part, out in zip(loop.parts, new.outputs, strict=True)
+        ]
         replace(fgraph, dict(zip(node.outputs, results, strict=True)), "scanlib_elementwise")
         return True
 
@@ -77,10 +75,10 @@ def turn_to_stored_order(loop: Loop) -> bool:
     Kernels take many steps at a time, in the order of memory; rows in another order are copied. The
     results that have rows come in the order of memory then.
     """
-    rows = Lengths(sure=True)
-    views = [rows.view(part.outer) for part in loop.sequences]
     if any(part.row.type.ndim for part in loop.sequences):
         return False
+    rows = Lengths(sure=True)
+    views = [rows.view(part.outer) for part in loop.sequences]
     if 2 * sum(view.flipped for view in views) <= len(views):
         return False
     for part, view in zip(loop.sequences, views, strict=True):
