@@ -515,8 +515,9 @@ def _end_of_joined(node: Apply, rows: Lengths) -> Variable | None:
     of all parts together may be unknown: of a slice that may be empty, for example.
     """
     index = slice_of(node)
-    parts = joined_parts(node.inputs[0].owner)
-    if index is None or index.step is not None or not parts:
+    view = rows.view(node.inputs[0])
+    parts = joined_parts(view.base.owner)
+    if index is None or index.step is not None or not parts or not view.is_whole:
         return None
     if (index.start is None) == (index.stop is None):
         return None
@@ -524,6 +525,7 @@ def _end_of_joined(node: Apply, rows: Lengths) -> Variable | None:
     end = rows.integer(index.stop if at_front else index.start).constant
     if end is None or (end > 0) != at_front or end == 0:
         return None
+    at_front = at_front != view.flipped
     left = abs(end)
     taken: list[Variable] = []
     for part in parts if at_front else reversed(parts):
@@ -537,9 +539,8 @@ def _end_of_joined(node: Apply, rows: Lengths) -> Variable | None:
         taken.append(part)
     if left:
         return None
-    if len(taken) == 1:
-        return taken[0]
-    return join(0, *(taken if at_front else reversed(taken)))
+    read = taken[0] if len(taken) == 1 else join(0, *(taken if at_front else reversed(taken)))
+    return read[::-1] if view.flipped else read
 
 
 def _one_slice(node: Apply, rows: Lengths) -> Variable | None:
