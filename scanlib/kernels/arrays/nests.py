@@ -378,6 +378,10 @@ def deliver(step: Step, variable: Variable, destination: Destination) -> None:
         place, number = destination.place(()), step.number(variable)
         store_number(step.writer, place.pointer, 0, spread(step.writer, number, 1))
         return
+    if variable in step.items and variable not in step.places:
+        size = len(step.items[variable])
+        step.store_items(variable, step.at_destination(destination, (size,)))
+        return
     place = step.place(variable)
     if step.arrived.get(variable) == (destination, place.pointer):
         return

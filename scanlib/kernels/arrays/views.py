@@ -340,6 +340,8 @@ def write_subtensor(step: Step, node: Apply) -> None:
             number = index if isinstance(index, int) else step.size_of(index)
             members = step.items[inp]
             if isinstance(number, int) and -len(members) <= number < len(members):
+                if inp in step.places:
+                    _checked_index(step, index, 0, step.places[inp].sizes[0])
                 step.alias(out, members[number])
                 return
         if isinstance(index, slice):
