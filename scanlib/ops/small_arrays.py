@@ -8,7 +8,8 @@ is done on numbers, by doing once to arrays of variables what the step does to a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -41,11 +42,19 @@ class WholeArrayError(Exception):
     """A step does something to an array that is not done to its items."""
 
 
-def take_apart(graph: FunctionGraph, signature: Signature) -> list[Variable] | None:
-    """Return the results of a loop's step that works on numbers only; None if it is not to do so.
+@dataclass(frozen=True)
+class TakenApart:
+    """The results of a step that works on numbers; arrays are put together from their items.
 
-    Results that are arrays are put together from their items.
+    `expected` are sizes that arrays of unknown ones must have, with the node that wants them.
     """
+
+    results: list[Variable]
+    expected: dict[Variable, tuple[Shape, Apply]]
+
+
+def take_apart(graph: FunctionGraph, signature: Signature) -> TakenApart | None:
+    """Return what a loop's step computes if it works on numbers only; None if it is not to."""
     stacks = any(isinstance(node.op, Subtensor | MakeVector | Join) for node in graph.apply_nodes)
     most = MOST_IN_STACKS if stacks else MOST_COMPUTED
     step = _Step(_shapes_of_states(graph, signature), most)
@@ -55,7 +64,7 @@ def take_apart(graph: FunctionGraph, signature: Signature) -> list[Variable] | N
         results = [step.whole(out) for out in graph.outputs]
     except WholeArrayError:
         return None
-    return results if len(step.known) <= MOST_NUMBERS else None
+    return TakenApart(results, step.expected) if len(step.known) <= MOST_NUMBERS else None
 
 
 def _shapes_of_states(graph: FunctionGraph, signature: Signature) -> dict[Variable, Shape]:
@@ -79,8 +88,9 @@ def _shapes_of_states(graph: FunctionGraph, signature: Signature) -> dict[Variab
 class _Step:
     """The items of each array of a step, and the numbers that are computed, each once."""
 
-    def __init__(self, shapes: Mapping[Variable, Shape], most: int) -> None:
+    def __init__(self, shapes: dict[Variable, Shape], most: int) -> None:
         self.shapes, self.most = shapes, most
+        self.expected: dict[Variable, tuple[Shape, Apply]] = {}
         self.items: dict[Variable, Items] = {}
         self.known: dict[tuple[Any, ...], list[Variable]] = {}
 
@@ -161,6 +171,12 @@ def _is_zero(number: Variable) -> bool:
 
 
 def _elemwise(step: _Step, node: Apply) -> list[Items]:
+    for inp in node.inputs:
+        shape = step.shapes.get(inp, inp.type.shape)
+        if inp.owner is None and None in shape:
+            pairs = zip(shape, node.outputs[0].type.shape, strict=True)
+            step.shapes[inp] = tuple(size if own is None else own for own, size in pairs)
+            step.expected[inp] = step.shapes[inp], node
     given = np.broadcast_arrays(*map(step.of, node.inputs))
     if given[0].size > MOST_COSTLY and not is_cheap(node.op.scalar_op):
         raise WholeArrayError

@@ -34,7 +34,7 @@ from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
 )
 from scanlib.kernels.arrays.array_step import RULES, Destination, Step, core_op, overwrites
 from scanlib.kernels.arrays.decompositions import decompose, is_decomposed
-from scanlib.kernels.arrays.nests import deliver, write_copy
+from scanlib.kernels.arrays.nests import deliver, require_shape, write_copy
 from scanlib.kernels.arrays.sizes import Given, Size, if_equal, maximum, product, total
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import Kernel
@@ -148,12 +148,11 @@ class ArrayLoop(Loop):
         self.may_be_empty = may_be_empty
         graph = thaw_graph(op.body)
         decompose(graph)
-        results = take_apart(graph, op.signature)
-        if results is not None:
-            replaced = zip(graph.outputs, results, strict=True)
-            graph.replace_all(
-                [pair for pair in replaced if pair[0] is not pair[1]], import_missing=True
-            )
+        apart = take_apart(graph, op.signature)
+        self.expected = {} if apart is None else apart.expected
+        if apart is not None:
+            pairs = zip(graph.outputs, apart.results, strict=True)
+            graph.replace_all([(a, b) for a, b in pairs if a is not b], import_missing=True)
         super().__init__(op, graph, op.outer_input_types())
 
     @cached_property
@@ -255,6 +254,8 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         loop, body, w = self.loop, self.body, self.w
         body.i = self.i
         self.bind_inputs()
+        for variable, (shape, body.node) in loop.expected.items():
+            require_shape(body, variable, shape)
         self.results = list(self.all_destinations())
         self.choose_destinations()
         body.emit(loop.graph)

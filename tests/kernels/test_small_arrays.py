@@ -153,6 +153,22 @@ def test_initial_value_of_another_size(size, mode):
         f(np.ones(size), RATES)
 
 
+@pytest.mark.parametrize("width", [2, 3, 4])
+def test_rows_of_unknown_width(width, mode):
+    x, h, a = pt.dmatrix("x"), pt.tensor("h", shape=(3,)), pt.dvector("a")
+    y = scan(lambda x, h, a: lorenz(h, a) * 0.9 + x, x, [h], non_sequences=[a])
+    f = pytensor.function([x, h, a], y, mode=mode)
+    rows = np.arange(2.0 * width).reshape(2, width)
+    if width == 3:
+        one = 0.9 * plain_lorenz(START, RATES, 1)[0] + rows[0]
+        two = 0.9 * plain_lorenz(one, RATES, 1)[0] + rows[1]
+        np.testing.assert_allclose(f(rows, START, RATES), [one, two], rtol=1e-12)
+        return
+    assert not len(f(rows[:0], START, RATES))
+    with pytest.raises(ValueError, match=r"Incompatible Elemwise input shapes|broadcast"):
+        f(rows, START, RATES)
+
+
 def test_a_table_stays_in_memory():
     """What is read at a computed place is read there; the rest of the step has numbers only."""
     table, h = pt.dmatrix("table"), pt.tensor("h", shape=(2,))

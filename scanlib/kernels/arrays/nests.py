@@ -328,6 +328,14 @@ class Tree:
         return step.scalars.apply(node.op.make_scalar_node(*node.inputs), items)
 
 
+def require_shape(step: Step, variable: Variable, shape: Sequence[int | None]) -> None:
+    """Note that an array must have the sizes that an elementwise node wants."""
+    for axis, own in enumerate(step.place(variable).sizes):
+        size = shape[axis]
+        if size is not None and variable.type.shape[axis] is None:
+            step.require(own, size, "ValueError", f"{SHAPES}{axis}", [own, size])
+
+
 def write_numbers(step: Step, node: Apply, scalar: Apply) -> None:
     """Write a node whose operands and results are numbers; `scalar` is its scalar node."""
     known = step.known_results(node, scalar)
