@@ -18,10 +18,10 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.scalar.basic import Add
-from pytensor.tensor.basic import Alloc, Join, MakeVector
+from pytensor.tensor.basic import Alloc, AllocDiag, ExtractDiag, Join, MakeVector
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
-from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
 
@@ -30,12 +30,12 @@ from scanlib.ops.graph import is_cheap
 from scanlib.ops.signature import Signature
 
 # Of more items, several at a time are faster: of an array that is read, of one that is computed, of
-# one in a step that reads or joins single items, and of one with a logarithm or the like of each.
-MOST_READ, MOST_COMPUTED, MOST_IN_STACKS, MOST_COSTLY = 16, 4, 8, 3
+# one axis where steps neither read nor join single items, and of logarithms and the like.
+MOST_READ, MOST_COMPUTED, LONGEST_AXIS, MOST_COSTLY = 16, 9, 4, 3
 MOST_NUMBERS = 512  # that a step computes
 
 Items = np.ndarray  # of variables without axes
-Shape = tuple[int | None, ...]
+Sizes = tuple[int | None, ...]
 
 
 class WholeArrayError(Exception):
@@ -50,14 +50,13 @@ class TakenApart:
     """
 
     results: list[Variable]
-    expected: dict[Variable, tuple[Shape, Apply]]
+    expected: dict[Variable, tuple[Sizes, Apply]]
 
 
 def take_apart(graph: FunctionGraph, signature: Signature) -> TakenApart | None:
     """Return what a loop's step computes if it works on numbers only; None if it is not to."""
-    stacks = any(isinstance(node.op, Subtensor | MakeVector | Join) for node in graph.apply_nodes)
-    most = MOST_IN_STACKS if stacks else MOST_COMPUTED
-    step = _Step(_shapes_of_states(graph, signature), most)
+    by_item = any(isinstance(node.op, Subtensor | MakeVector | Join) for node in graph.apply_nodes)
+    step = _Step(_shapes_of_states(graph, signature), MOST_READ if by_item else LONGEST_AXIS)
     try:
         for node in graph.toposort():
             step.add(node)
@@ -67,7 +66,7 @@ def take_apart(graph: FunctionGraph, signature: Signature) -> TakenApart | None:
     return TakenApart(results, step.expected) if len(step.known) <= MOST_NUMBERS else None
 
 
-def _shapes_of_states(graph: FunctionGraph, signature: Signature) -> dict[Variable, Shape]:
+def _shapes_of_states(graph: FunctionGraph, signature: Signature) -> dict[Variable, Sizes]:
     """Return the shapes of states and carries: those of what a step makes of them are the same."""
     inner = signature.split_body_inputs(graph.inputs)
     result = signature.split_body_outputs(graph.outputs)
@@ -88,9 +87,9 @@ def _shapes_of_states(graph: FunctionGraph, signature: Signature) -> dict[Variab
 class _Step:
     """The items of each array of a step, and the numbers that are computed, each once."""
 
-    def __init__(self, shapes: dict[Variable, Shape], most: int) -> None:
-        self.shapes, self.most = shapes, most
-        self.expected: dict[Variable, tuple[Shape, Apply]] = {}
+    def __init__(self, shapes: dict[Variable, Sizes], longest: int) -> None:
+        self.shapes, self.longest = shapes, longest
+        self.expected: dict[Variable, tuple[Sizes, Apply]] = {}
         self.items: dict[Variable, Items] = {}
         self.known: dict[tuple[Any, ...], list[Variable]] = {}
 
@@ -115,9 +114,9 @@ class _Step:
         """Return a result, put together from its items."""
         if not getattr(variable.type, "ndim", 0):
             return self.items[variable][()] if variable in self.items else variable
-        if variable.type.ndim > 1:
-            raise WholeArrayError
-        return MakeVector(variable.type.dtype)(*self.of(variable))
+        items = self.of(variable)
+        vector = MakeVector(variable.type.dtype)(*items.flat)
+        return vector if items.ndim == 1 else pt.reshape(vector, items.shape)
 
     def add(self, node: Apply) -> None:
         """Do to items what a node does to arrays."""
@@ -128,7 +127,7 @@ class _Step:
         else:
             found = self._numbers(node)
         for out, items in zip(node.outputs, found, strict=True):
-            if not 0 < items.size <= self.most:
+            if not 0 < items.size <= MOST_COMPUTED or max(items.shape, default=1) > self.longest:
                 raise WholeArrayError
             self.items[out] = items
 
@@ -304,6 +303,30 @@ def _alloc(step: _Step, node: Apply) -> list[Items]:
     return [np.broadcast_to(step.of(node.inputs[0]), shape)]
 
 
+def _shape(step: _Step, node: Apply) -> list[Items]:
+    items = np.empty(node.inputs[0].type.ndim, dtype=object)
+    items[:] = [pt.constant(size, dtype="int64") for size in step.of(node.inputs[0]).shape]
+    return [items]
+
+
+def _shape_i(step: _Step, node: Apply) -> list[Items]:
+    return [_shape(step, node)[0][node.op.i : node.op.i + 1].reshape(())]
+
+
+def _extract_diagonal(step: _Step, node: Apply) -> list[Items]:
+    op = node.op
+    return [np.diagonal(step.of(node.inputs[0]), op.offset, op.axis1, op.axis2)]
+
+
+def _alloc_diagonal(step: _Step, node: Apply) -> list[Items]:
+    op, items = node.op, step.of(node.inputs[0])
+    if items.ndim != 1 or (op.offset, op.axis1, op.axis2) != (0, 0, 1):
+        raise WholeArrayError
+    matrix = np.full((items.size, items.size), pt.constant(0, dtype=node.outputs[0].type.dtype))
+    matrix[np.diag_indices(items.size)] = items
+    return [matrix]
+
+
 def _dot(step: _Step, node: Apply) -> list[Items]:
     """Multiply by sums of products, the items of a sum in order."""
     left, right = map(step.of, node.inputs)
@@ -329,5 +352,9 @@ WAYS: dict[type, Way] = {
     Reshape: _reshape,
     SpecifyShape: _specify_shape,
     Alloc: _alloc,
+    Shape: _shape,
+    Shape_i: _shape_i,
     Dot: _dot,
+    ExtractDiag: _extract_diagonal,
+    AllocDiag: _alloc_diagonal,
 }

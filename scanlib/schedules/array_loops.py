@@ -23,6 +23,7 @@ from pytensor.graph.op import Op
 from pytensor.tensor.basic import MakeVector
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import INDEX_WRITES, thaw_graph
@@ -157,15 +158,19 @@ class ArrayLoop(Loop):
 
     @cached_property
     def lengths_in_locals(self) -> dict[str, int]:
-        """How long the states and carries are that are vectors of which steps read items only."""
+        """How many numbers the states and carries are of which steps read and write items only."""
+        lengths = {}
         values = [*self.result.states, *self.result.carries]
-        lengths = {
-            name: len(value.owner.inputs)
-            for name, value in zip(self.depths, values, strict=True)
-            if value.owner is not None and isinstance(value.owner.op, MakeVector)
-        }
+        for name, value in zip(self.depths, values, strict=True):
+            node = value.owner
+            if node is not None and isinstance(node.op, Reshape):
+                node = node.inputs[0].owner
+            if node is not None and isinstance(node.op, MakeVector):
+                lengths[name] = len(node.inputs)
         for variable, (name, _) in self.taps.items():
-            if not _gives_items(self.graph, variable) or self.depths[name] > REGISTER_DEPTH:
+            unknown = variable.type.ndim > 1 and None in variable.type.shape
+            is_deep = self.depths[name] > REGISTER_DEPTH
+            if unknown or is_deep or not _gives_items(self.graph, variable):
                 lengths.pop(name, None)
         return lengths
 

@@ -131,6 +131,78 @@ def test_right_hand_side_of_a_system(size, mode):
                 np.testing.assert_allclose(own[i], wanted, rtol=1e-8)
 
 
+MATRIX_STEPS = {
+    "products": lambda P, x, F: F @ P @ F.T / (1 + (P**2).sum()) + x[0],
+    "diagonals": lambda P, x, F: pt.diag(pt.diag(P)) * x[0] + 0.5 * P.T,
+    "turned": lambda P, x, F: P[::-1, ::-1] * x[1] + pt.diag(x)[0, 0],
+    "written": lambda P, x, F: pt.set_subtensor(P[0, :1], x[:1])[:, ::-1],
+    "added": lambda P, x, F: pt.inc_subtensor(P[-1, 0], x[0] * P[0, -1]) * 0.5,
+    "columns": lambda P, x, F: P[:, :1] * x[0] - 0.5 * P,
+    "joined": lambda P, x, F: pt.concatenate([P[1:], P[:1] + x[1]]),
+    "stacked": lambda P, x, F: pt.stack([P[k] * x[0] for k in range(P.type.shape[0])], axis=1),
+    "reduced": lambda P, x, F: P * 0.3 + P.sum(axis=0) - P.max(axis=1, keepdims=True),
+    "shape": lambda P, x, F: pt.reshape(P.T, P.shape) + x[0] / P.shape[0],
+    "vector": lambda P, x, F: 0.5 * P + pt.outer(F[0], F @ P[0]) * x[0],
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("name", MATRIX_STEPS)
+def test_matrices(name, size):
+    P, F = (pt.tensor(k, shape=(size, size)) for k in "PF")
+    x = pt.tensor("x", shape=(None, 2))
+    y, first = scan(
+        lambda x, P, F: (MATRIX_STEPS[name](P, x, F), P[0]), x, [P, None], non_sequences=[F]
+    )
+    values = [rng.normal(size=v.type.shape) for v in (P, F)]
+    steps = np.linspace(-1, 1, 8).reshape(4, 2)
+    check([P, F, x], [y, first], [*values, steps], at_least=0)
+    gradients = pytensor.grad((y**2).sum(), [P, F, x], disconnected_inputs="ignore")
+    check([P, F, x], gradients, [*values, steps], at_least=0)
+    last = scan(
+        lambda x, a, b, F: MATRIX_STEPS[name](a, x, F) + b.T,
+        x,
+        [{"initial": pt.stack([P, F]), "taps": [-1, -2]}],
+        non_sequences=[F],
+    )[-1]
+    check([P, F, x], [last], [*values, steps], at_least=0)
+
+
+def test_matrix_of_unknown_size(mode):
+    P, F = pt.dmatrix("P"), pt.tensor("F", shape=(2, 2))
+    y = scan(lambda P, F: pt.stack([F[0] - P[1], P[0] * F[1]]), None, [P], [F], n_steps=3)
+    f = pytensor.function([P, F], [y, pytensor.grad((y**2).sum(), F)], mode=mode)
+    P, F = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[0.5, -1.0], [0.2, 0.1]])
+
+    def plain(F):
+        row, rows = P, []
+        for _ in range(3):
+            row = np.stack([F[0] - row[1], row[0] * F[1]])
+            rows.append(row)
+        return np.array(rows)
+
+    found, derivative = f(P, F)
+    np.testing.assert_allclose(found, plain(F), rtol=1e-13)
+    for place in np.ndindex(2, 2):
+        moved = F.astype(complex)
+        moved[place] += 1e-30j
+        np.testing.assert_allclose(derivative[place], (plain(moved) ** 2).sum().imag / 1e-30)
+    with pytest.raises(ValueError, match=r"changed its shape|broadcast|shape"):
+        f(np.ones((2, 3)), F)
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (0, 2), (1, 2)])
+def test_diagonals_of_batches(axes):
+    h = pt.dmatrix("h")
+
+    def step(h):
+        whole = pt.basic.alloc_diag(h, axis1=axes[0], axis2=axes[1])
+        return whole.sum(axis=axes[0]) * 0.5 + whole.max(axis=axes[1])
+
+    shape = (2, 2)  # of each sum, whichever the axes
+    check([h], [scan(step, None, [h], n_steps=3)], [rng.normal(size=shape)])
+
+
 def test_derivatives_are_no_matrices_of_all_steps():
     h, a = pt.tensor("h", shape=(3,)), pt.dvector("a")
     y = scan(lorenz, None, [h], non_sequences=[a], n_steps=50)

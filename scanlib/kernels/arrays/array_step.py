@@ -118,7 +118,7 @@ class Step:
         self.numbers: dict[Variable, Number] = {}
         self.known: dict[Variable, Size] = {}
         self.fixed: set[Variable] = set()
-        self.items: dict[Variable, list[Variable]] = {}  # of vectors that are made of numbers
+        self.items: dict[Variable, list[Variable]] = {}  # of arrays that are made of numbers
         self.places: dict[Variable, Place] = {}
         self.deferred: set[Variable] = set()
         self.by_item: set[Variable] = set()
@@ -225,6 +225,11 @@ class Step:
         self.items[variable] = [variable.type.clone(shape=())() for _ in numbers]
         self.numbers |= zip(self.items[variable], numbers, strict=True)
 
+    def shape_of_items(self, variable: Variable) -> tuple[int, ...]:
+        """Return the shape of an array that is made of numbers."""
+        vector = variable.type.ndim == 1
+        return (len(self.items[variable]),) if vector else variable.type.shape
+
     def store_items(self, variable: Variable, place: Place) -> None:
         """Write a vector that is made of numbers into memory of its size."""
         for k, member in enumerate(self.items[variable]):
@@ -296,7 +301,7 @@ class Step:
         if isinstance(variable, Constant):
             self.places[variable] = self._constant(variable)
         elif variable in self.items:
-            place = self.fresh(variable.type.dtype, (len(self.items[variable]),))
+            place = self.fresh(variable.type.dtype, self.shape_of_items(variable))
             self.store_items(variable, place)
             self.bind_place(variable, place)
         else:

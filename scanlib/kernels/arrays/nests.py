@@ -387,8 +387,8 @@ def deliver(step: Step, variable: Variable, destination: Destination) -> None:
         store_number(step.writer, place.pointer, 0, spread(step.writer, number, 1))
         return
     if variable in step.items and variable not in step.places:
-        size = len(step.items[variable])
-        step.store_items(variable, step.at_destination(destination, (size,)))
+        shape = step.shape_of_items(variable)
+        step.store_items(variable, step.at_destination(destination, shape))
         return
     place = step.place(variable)
     if step.arrived.get(variable) == (destination, place.pointer):
