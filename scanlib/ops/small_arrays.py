@@ -18,14 +18,14 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.scalar.basic import Add
-from pytensor.tensor.basic import Alloc, AllocDiag, ExtractDiag, Join, MakeVector
+from pytensor.tensor.basic import Alloc, AllocDiag, ExtractDiag, Join, MakeVector, Split
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
 
-from scanlib._compat import join_of
+from scanlib._compat import join_of, split_of
 from scanlib.ops.graph import is_cheap
 from scanlib.ops.signature import Signature
 
@@ -253,6 +253,14 @@ def _join(step: _Step, node: Apply) -> list[Items]:
         raise WholeArrayError from error
 
 
+def _split(step: _Step, node: Apply) -> list[Items]:
+    whole, axis, sizes = split_of(node)
+    items = step.of(whole)
+    if axis is None or not isinstance(sizes, Constant) or sum(sizes.data) != items.shape[axis]:
+        raise WholeArrayError
+    return np.split(items, np.cumsum(sizes.data)[:-1], axis)
+
+
 def _cast(items: Items, dtype: str) -> Items:
     found = np.empty(items.shape, dtype=object)
     for place in np.ndindex(*items.shape):
@@ -347,6 +355,7 @@ WAYS: dict[type, Way] = {
     Subtensor: _subtensor,
     IncSubtensor: _inc_subtensor,
     Join: _join,
+    Split: _split,
     MakeVector: _make_vector,
     CAReduce: _reduce,
     Reshape: _reshape,

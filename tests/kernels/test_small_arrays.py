@@ -10,6 +10,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 import scanlib
 from scanlib._compat import thaw_graph
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from scanlib.ops.small_arrays import take_apart
 from scanlib.schedules.array_loops import ArrayLoop
@@ -27,6 +28,7 @@ WAYS = {
     "turn": lambda h, x, n: h[::-1] - x[0],
     "roll": lambda h, x, n: pt.roll(h, 1) + x[-1],
     "join": lambda h, x, n: pt.concatenate([x[:1], h])[:n],
+    "split": lambda h, x, n: pt.concatenate(pt.split(h, [1, n - 1], n_splits=2)[::-1]) * x[0],
     "set": lambda h, x, n: pt.set_subtensor(h[0], x[1]),
     "inc": lambda h, x, n: pt.inc_subtensor(h[-1:], x[:1]),
     "inc all": lambda h, x, n: pt.inc_subtensor(pt.zeros_like(h)[:], h + x[0]),
@@ -213,6 +215,33 @@ def test_derivatives_are_no_matrices_of_all_steps():
         loop = ArrayLoop(op, may_be_empty=False)
         assert loop.lengths_in_locals
         assert not any(isinstance(n.op, Elemwise) and n.outputs[0].type.ndim for n in loop.order)
+
+
+def test_batches_are_no_matrices_of_all_steps():
+    H, a = pt.tensor("H", shape=(None, 3)), pt.dvector("a")
+
+    def step(H):
+        u, v, w = (H[:, k] for k in range(3))
+        rates = [a[0] * (v - u), u * (a[1] - w) - v, u * v - a[2] * w]
+        return H + 0.01 * pt.stack(rates, axis=1)
+
+    y = scan(step, None, [H], n_steps=20)
+    f = pytensor.function([H, a], [y, *pytensor.grad((y**2).sum(), [H, a])])
+    assert not any(isinstance(node.op, LinearScan) for node in f.maker.fgraph.apply_nodes)
+    starts = np.stack([START, START[::-1]])
+    found, by_start, by_rate = f(starts, RATES)
+    for k, start in enumerate(starts):
+        np.testing.assert_allclose(found[:, k], plain_lorenz(start, RATES, 20), rtol=1e-10)
+        for i in range(3):
+            moved = start.astype(complex)
+            moved[i] += 1e-30j
+            wanted = (plain_lorenz(moved, RATES, 20) ** 2).sum().imag / 1e-30
+            np.testing.assert_allclose(by_start[k, i], wanted, rtol=1e-8)
+    for i in range(3):
+        moved = RATES.astype(complex)
+        moved[i] += 1e-30j
+        wanted = sum((plain_lorenz(k, moved, 20) ** 2).sum().imag / 1e-30 for k in starts)
+        np.testing.assert_allclose(by_rate[i], wanted, rtol=1e-8)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -456,7 +456,7 @@ class _Search:
         per_step = any(sequence.row in above for sequence in loop.sequences)
         sizes = [self.forms.size(k, batch) for k in range(len(self.slots))]
         if not self.at_any_cost:
-            self.check_numbers(per_step)
+            self.check_numbers(batch, per_step)
             check_joined_cost(
                 [constant_integer(size) for size in sizes],
                 [slot.value.type.ndim - batch for slot in self.slots],
@@ -474,13 +474,16 @@ class _Search:
         pieces = Pieces(sizes, shapes, batch)
         return Roles(self.slots, recurrence, self.sums, shift, mask, pieces)
 
-    def check_numbers(self, per_step: bool) -> None:
-        """Refuse few numbers that steps put together: they stay in registers there."""
+    def check_numbers(self, batch: int, per_step: bool) -> None:
+        """Refuse few numbers that steps put together, or rows of a batch of such.
+
+        They stay in registers there, and work on rows costs less than to make matrices for them.
+        """
         rows = {sequence.row for sequence in self.loop.sequences}
         steps = {slot.value: slot.next for slot in self.slots}
         if not per_step or _step_has_matrices(steps, rows):
             return
-        if take_apart(thaw_graph(self.node.op.body), self.node.op.signature):
+        if batch or take_apart(thaw_graph(self.node.op.body), self.node.op.signature):
             raise NotLinearError("its states are few numbers, which steps put together")
 
     def keeps_places(self, following: Variable) -> bool:
