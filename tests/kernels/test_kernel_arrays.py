@@ -446,3 +446,15 @@ def test_generated_loops(case):
             continue
         if all(map(has_compiled_function, program.functions)):
             agree(op, arrays, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("columns", [0, 3])
+def test_solves_read_one_triangle_of_a_symmetric_matrix(lower, columns):
+    (A, h), values = drawn(x=(N, N), h=(N, columns) if columns else (N,))
+
+    def step(h, A):
+        z = pt.linalg.solve(A, h, assume_a="sym", lower=lower, b_ndim=h.ndim)
+        return z / (1 + abs(z).sum())
+
+    check([A, h], scan(step, None, [h], [A], n_steps=4), values)
