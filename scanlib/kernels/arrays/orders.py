@@ -159,10 +159,10 @@ def _write_run(
         with w.loop(block + LANES, size, LANES) as start:
             count(start, lambda other, _: other < mine)
         w.store(ranks, block * item, w.copy(before))
-    own = [(other, of, to) for (other, _, to), of in zip(columns, scratch, strict=True)]
+    moved = [(own, of, to) for (own, _, to), of in zip(columns, scratch, strict=True)]
     with w.loop(0, size) as i:
         place = w.cast(w.load(Type(counter.dtype), ranks, i * item), "int64")
-        _move(w, own, i, first + place)
+        _move(w, moved, i, first + place)
 
 
 class _Side:
