@@ -331,18 +331,25 @@ def write_search(step: Step, node: Apply) -> None:
     def compares(item: Number) -> Value:
         return real(step.scalars.number_as(item, compared))
 
+    def item_at(place: Value) -> Value:
+        offset = step.bytes(place, row.strides[0])
+        return compares(load_number(w, row.dtype, row.pointer, offset))
+
+    def is_number(place: Value) -> Value:
+        item = item_at(place)
+        return item.equals(item)
+
     def found(item: Value) -> Value:
-        is_no_number = item.differs(item) if item.type.is_float else None
-
         def comes_before(place: Value) -> Value:
-            offset = step.bytes(place, row.strides[0])
-            own = compares(load_number(w, row.dtype, row.pointer, offset))
-            is_before = own < item if is_left else own <= item
-            if is_no_number is None:
-                return is_before
-            return is_before | (is_no_number & own.equals(own) if is_left else is_no_number)
+            return item_at(place) < item if is_left else item_at(place) <= item
 
-        return _count_while(w, size, comes_before)
+        place = _count_while(w, size, comes_before)
+        if not item.type.is_float:
+            return place
+        result = w.local(place)
+        with w.when(item.differs(item)):
+            w.assign(result, _count_while(w, size, is_number) if is_left else size)
+        return w.copy(result)
 
     if wanted.type.ndim == 0:
         step.bind_number(out, found(compares(step.number(wanted))))
