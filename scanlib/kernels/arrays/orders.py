@@ -248,7 +248,7 @@ def _count_while(w: Writer, size: Value, holds: Callable[[Value], Value]) -> Val
     first, rest = w.local(0, INT64), w.local(size)
     with w.loop_while(lambda: w.copy(rest) > 1):
         half, start = w.copy(rest) >> 1, w.copy(first)
-        w.assign(first, w.select(holds(start + half - 1), start + half, start))
+        w.assign(first, start + half * _flag(w, holds(start + half - 1)))
         w.assign(rest, w.copy(rest) - half)
     with w.when(w.copy(rest) > 0):
         start = w.copy(first)
