@@ -95,27 +95,25 @@ def _write_numbers_first(
 
     Return how many numbers there are.
     """
-    kind = columns[0][0]
-    if not kind.is_float:
-        with w.loop(0, count) as i:
-            values = w.load(kind, source, i * stride), i
-            for (own, spare, _), value in zip(columns, values, strict=False):
-                w.store(spare, i * own.itemsize, value)
-        return count
-    numbers, others = w.local(0, INT64), w.local(0, INT64)
+    (kind, *_), numbers = columns[0], w.local(0, INT64)
+    _, spare, results = zip(*columns, strict=True)
+
+    def write(i: Value, item: Value, memory: Sequence[Value]) -> Value:
+        place = w.copy(numbers)
+        for pointer, value in zip(memory, (item, i), strict=False):
+            w.store(pointer, place * value.type.itemsize, value)
+        return place
+
     with w.loop(0, count) as i:
-        values, place = (w.load(kind, source, i * stride), i), w.copy(numbers)
-        for (own, spare, _), value in zip(columns, values, strict=False):
-            w.store(spare, place * own.itemsize, value)
-        w.assign(numbers, place + w.cast(values[0].equals(values[0]), "int64"))
+        item = w.load(kind, source, i * stride)
+        is_number = w.cast(item.equals(item), "int64") if kind.is_float else 1
+        w.assign(numbers, write(i, item, spare) + is_number)
     n = w.copy(numbers)
-    w.assign(others, n)
-    with w.when(n < count), w.loop(0, count) as i:
-        values, place = (w.load(kind, source, i * stride), i), w.copy(others)
-        with w.when(values[0].differs(values[0])):
-            for (own, _, result), value in zip(columns, values, strict=False):
-                w.store(result, place * own.itemsize, value)
-            w.assign(others, place + 1)
+    if kind.is_float:
+        with w.when(n < count), w.loop(0, count) as i:
+            item = w.load(kind, source, i * stride)
+            with w.when(item.differs(item)):
+                w.assign(numbers, write(i, item, results) + 1)
     return n
 
 
