@@ -6,8 +6,9 @@ order in which they were.
 A row is taken in runs of `RUN` items at most, as many as a power of two, whose lengths differ by
 one at most. The place of an item of a run is the number of those that come before it, counted for
 several at once, ``|{j < i: x_j ≤ x_i}| + |{j > i: x_j < x_i}|``. Pairs of runs are merged from both
-ends at once (as in I. van den Hoven's "quadsort", 2020): of runs of m items or more, the first m of
-the result, and the last m, are found without a look at where the runs end.
+ends (the parity merge of I. van den Hoven's quadsort, https://github.com/scandum/quadsort): of runs
+of m items or more, the first m of the result, and the last m, are found without a look at where the
+runs end. Where either half is cut in two is searched for, so that four items are found at a time.
 """
 
 from __future__ import annotations
@@ -209,10 +210,7 @@ class _Side:
 
 
 def _write_merge(w: Writer, columns: Sequence[Column], ends: Sequence[Value]) -> None:
-    """Write two runs as one; their lengths differ by one at most.
-
-    Half of what either end gives is written at the same time as the rest.
-    """
+    """Write two runs as one; their lengths differ by one at most."""
     low, middle, high = ends
     sides = [_Side(w, columns, ends, is_start) for is_start in (True, False)]
     shorter = w.select(middle - low < high - middle, middle - low, high - middle)
