@@ -115,7 +115,9 @@ VECTOR_STEPS = {
     "dots": lambda x, k, h: pt.stack([h, x]).T @ pt.stack([h @ x, x.sum()]) * 0.1,
     "numbers": lambda x, k, h: (pt.stack([h[0], x[1], h.mean(), 1.0, 2.0]) + h.size)[::-1] * 0.3,
     "sort": lambda x, k, h: pt.sort(h * x)[::-1] * 0.9 + pt.sort(k) * h,
-    "argsort": lambda x, k, h: h[pt.argsort(x + h)] * 0.9 + pt.argsort(pt.argsort(k)) * x,
+    "argsort": lambda x, k, h: (
+        h[pt.argsort(x + h)] * 0.9 + pt.argsort(pt.argsort(k, stable=True)) * x
+    ),
     "search": lambda x, k, h: (
         h[pt.minimum(pt.searchsorted(pt.cumsum(pt.exp(x)), pt.exp(h)), N - 1)] * 0.9
         + pt.searchsorted(h[1:], x[0], side="right")
