@@ -165,21 +165,23 @@ def _write_run(
 
 
 class _Side:
-    """One end of two runs that are merged: what is there, counted from that end."""
+    """One end of two runs that are merged; `first` is where the second run begins, seen from it."""
 
     def __init__(
         self, w: Writer, columns: Sequence[Column], ends: Sequence[Value], is_start: bool
     ) -> None:
         self.w, self.columns, self.is_start = w, columns, is_start
         low, middle, high = ends
-        self.starts = (low, middle, low) if is_start else (middle - 1, high - 1, high - 1)
+        self.first, self.result = (middle, low) if is_start else (high - 1, high - 1)
+        self.both = low + middle if is_start else middle + high - 2
 
-    def places(self, i: Value, j: Value, k: Value) -> list[Value]:
-        """Return where an item of the first run is, one of the second, and one of the result."""
-        return [
-            start + count if self.is_start else start - count
-            for start, count in zip(self.starts, (i, j, k), strict=True)
-        ]
+    def moved(self, place: Value, count: Value) -> Value:
+        """Return the place so many items away from this end."""
+        return place + count if self.is_start else place - count
+
+    def one(self, k: Value, other: Value) -> Value:
+        """Return which item of the first run is next after k, where `other` is the second's."""
+        return self.moved(self.both, k) - other
 
     def choose(self, one: Value, other: Value) -> tuple[Value, Value]:
         """Return whether the item of the second run is nearer to the end, and the one that is."""
@@ -188,25 +190,25 @@ class _Side:
         is_other = y < x if self.is_start else ~(y < x)
         return is_other, w.select(is_other, y, x)
 
-    def split(self, count: Value) -> Value:
-        """Return how many of the first items of the result the second run has."""
+    def split(self, k: Value) -> Value:
+        """Return which item of the second run is next after k items."""
 
-        def is_taken(j: Value) -> Value:
-            one, other, _ = self.places(count - 1 - j, j, j)
-            return self.choose(one, other)[0]
+        def is_taken(count: Value) -> Value:
+            other = self.moved(self.first, count)
+            return self.choose(self.one(k - 1, other), other)[0]
 
-        return _count_while(self.w, count, is_taken)
+        return self.moved(self.first, _count_while(self.w, k, is_taken))
 
-    def take(self, k: Value, second: Local) -> None:
-        """Write an item of the result; `second` counts what comes from the second run."""
-        w, j = self.w, self.w.copy(second)
-        one, other, to = self.places(k - j, j, k)
+    def take(self, k: Value, following: Local) -> None:
+        """Write an item of the result; `following` is where the second run's next is."""
+        w, other = self.w, self.w.copy(following)
+        one, to = self.one(k, other), self.moved(self.result, k)
         is_other, item = self.choose(one, other)
         found = _flag(w, is_other)
         (kind, _, target), *rest = self.columns
         w.store(target, to * kind.itemsize, item)
         _move(w, rest, one + (other - one) * found, to)
-        w.assign(second, j + found)
+        w.assign(following, self.moved(other, found))
 
 
 def _write_merge(w: Writer, columns: Sequence[Column], ends: Sequence[Value]) -> None:
@@ -215,7 +217,7 @@ def _write_merge(w: Writer, columns: Sequence[Column], ends: Sequence[Value]) ->
     sides = [_Side(w, columns, ends, is_start) for is_start in (True, False)]
     shorter = w.select(middle - low < high - middle, middle - low, high - middle)
     half = shorter >> 1
-    outer = [w.local(0, INT64) for _ in sides]
+    outer = [w.local(side.first) for side in sides]
     inner = [w.local(side.split(half)) for side in sides]
     with w.loop(0, half) as k:
         for side, first, then in zip(sides, outer, inner, strict=True):
@@ -225,10 +227,9 @@ def _write_merge(w: Writer, columns: Sequence[Column], ends: Sequence[Value]) ->
         for side, then in zip(sides, inner, strict=True):
             side.take(k, then)
     with w.when(high - low > shorter << 1):
-        from_start, from_end = map(w.copy, inner)
-        one, other = low + shorter - from_start, middle + from_start
-        is_first = one < middle - shorter + from_end
-        _move(w, columns, w.select(is_first, one, other), low + shorter)
+        others = [w.copy(then) for then in inner]
+        one, last = (side.one(shorter, other) for side, other in zip(sides, others, strict=True))
+        _move(w, columns, w.select(one > last, others[0], one), low + shorter)
 
 
 def _flag(w: Writer, condition: Value) -> Value:
