@@ -33,6 +33,7 @@ from pytensor.graph.basic import Apply
 
 from scanlib.kernels.language import INT64, POINTER, TABLE, Kernel, Type, Value, Writer
 from scanlib.kernels.progress import wants_progress
+from scanlib.kernels.scipy_routines import Routine
 
 WORD = 8
 
@@ -53,13 +54,6 @@ class Output:
     type: ArrayType
     grows: bool = False
     extra: int = 0
-
-
-@dataclass(frozen=True)
-class Routine:
-    """A function of BLAS, known by its name; all its arguments are pointers."""
-
-    name: str
 
 
 UNFIT = "NotCompilableError"  # of `scanlib.ops.execution`, which whoever runs a program catches

@@ -140,7 +140,7 @@ class _Step:
     def of_numbers(self, node: Apply) -> list[Items]:
         """Return the results of a node that is given the same arrays, and the numbers of now."""
         given = [
-            self.items[inp][()] if inp in self.items and not inp.type.ndim else inp
+            self.items[inp][()] if inp in self.items and not self.items[inp].ndim else inp
             for inp in node.inputs
         ]
         same = all(new is old for new, old in zip(given, node.inputs, strict=True))

@@ -41,11 +41,11 @@ from scanlib.kernels.program import (
     Kernels,
     LoopProgram,
     Output,
-    Routine,
     TableKernel,
     Words,
 )
 from scanlib.kernels.scalars import NoKernelError, Scalars, parts_of
+from scanlib.kernels.scipy_routines import Routine, special_function
 from scanlib.kernels.spans import LINE
 from scanlib.ops.lowered.channel_plan import ChannelPlan
 from scanlib.ops.lowered.elemwise_scan import Axes, Layout
@@ -413,6 +413,12 @@ class TableReader(Generic[T]):
         for variable in (*node.inputs, out):
             if parts_of(variable.type.dtype) is not None:
                 raise NoKernelError(f"{node.op} of complex numbers has no kernel")
+        special = special_function(node.op, len(inputs))
+        if special is not None:
+            numbers = [self.w.cast(value, "float64") for value in inputs]
+            one, address = self.w.constant(1, Type("int32")), self.routine(special)
+            found = self.w.call_pointer(Type("float64"), address, *numbers, one)
+            return [self.w.cast(found, out.type.dtype)]
         known = [
             isinstance(other, Apply) and other.op == node.op and _types(other) == _types(node)
             for other in self.loop.functions

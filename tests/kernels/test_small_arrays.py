@@ -286,6 +286,24 @@ def test_a_table_stays_in_memory():
     assert len(runner(op)(*arguments)[0]) == 10
 
 
+def test_draws():
+    """A generator is no array, and what one draw leaves is what the next one starts from."""
+    rng, h = pytensor.shared(np.random.default_rng(3)), pt.tensor("h", shape=(2,))
+
+    def step(h):
+        later, one = pt.random.normal.make_node(rng, None, 0.0, 1.0).outputs
+        last, two = pt.random.normal.make_node(later, None, h[0], 1.0).outputs
+        return pt.stack([h[1] + one, two]), {rng: last}
+
+    y, updates = scanlib.scan(step, None, [h], n_steps=4)
+    found = pytensor.function([h], y, updates=updates)(START[:2])
+    generator, row = np.random.default_rng(3), START[:2]
+    for own in found:
+        one, two = generator.normal(), generator.normal(row[0])
+        row = np.array([row[1] + one, two])
+        np.testing.assert_allclose(own, row)
+
+
 @pytest.mark.parametrize(
     "step, size",
     [

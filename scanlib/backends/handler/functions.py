@@ -3,9 +3,7 @@ of BLAS, and what Python computes."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numba
@@ -13,9 +11,8 @@ import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache
 from pytensor.tensor.type import DenseTensorType
-from scipy.linalg import cython_blas
 
-from scanlib.kernels.program import Routine
+from scanlib.kernels.scipy_routines import Routine
 
 _scalar_functions: dict[Any, Any] = {}
 
@@ -23,7 +20,7 @@ _scalar_functions: dict[Any, Any] = {}
 def function_address(node: Apply | Routine) -> int:
     """Return the address of a routine, or of PyTensor's own function for a scalar node."""
     if isinstance(node, Routine):
-        return _routine_address(node.name)
+        return node.address()
     dtypes = tuple(variable.type.dtype for variable in (*node.inputs, *node.outputs))
     known = node.op, dtypes
     if known not in _scalar_functions:
@@ -33,16 +30,6 @@ def function_address(node: Apply | Routine) -> int:
             plain(function, len(node.inputs))
         )
     return _scalar_functions[known].address
-
-
-@cache
-def _routine_address(name: str) -> int:
-    """Return the address of a function of the library that SciPy calls."""
-    capsule = cython_blas.__pyx_capi__[name]
-    name_of, pointer_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
-    name_of.argtypes, name_of.restype = [ctypes.py_object], ctypes.c_char_p
-    pointer_of.argtypes, pointer_of.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
-    return int(pointer_of(capsule, name_of(capsule)))
 
 
 def has_compiled_function(node: Apply | Routine) -> bool:

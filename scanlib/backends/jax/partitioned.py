@@ -145,7 +145,21 @@ def partitioned(call: Function, factors: Factors | None) -> Function:
     """
     if factors is None or not any(map(any, factors.inputs)):
         return call
-    known = factors
+    return lambda *inputs: _partitioned(call, factors, inputs)
+
+
+def _partitioned(call: Function, factors: Factors, inputs: Sequence[Any]) -> list[Any]:
+    """Write such a call; constants of it are more inputs, for what JAX cuts may have none."""
+    whole = jax.make_jaxpr(lambda *inputs: call(*inputs))(*inputs)
+    count, constants = len(inputs), [jnp.asarray(value) for value in whole.consts]
+    axes = *factors.inputs, *((None,) * value.ndim for value in constants)
+    known = replace(factors, inputs=axes)
+
+    def evaluate(*values: Any) -> list[Any]:
+        return jax.core.eval_jaxpr(whole.jaxpr, values[count:], *values[:count])
+
+    def run_part(*values: Any) -> list[Any]:
+        return call(*values[:count])
 
     def partition(mesh: Any, inputs: Any, results: Any) -> Any:
         arrays = [*inputs, *results]
@@ -161,12 +175,11 @@ def partitioned(call: Function, factors: Factors | None) -> Function:
             for arrays in (known.inputs, known.outputs)
         )
         given, wanted = cut
-        return mesh, known.local(call, found), wanted, tuple(given)
+        return mesh, known.local(run_part, found), wanted, tuple(given)
 
-    cut = custom_partitioning(lambda *inputs: call(*inputs))
+    cut = custom_partitioning(evaluate)
     cut.def_partition(partition, sharding_rule=lambda *types: known.rule())
-
-    return lambda *inputs: list(cut(*inputs))
+    return list(cut(*inputs, *constants))
 
 
 def explicitly(function: Function, factors: Factors | None, inputs: Sequence[Any]) -> Function:

@@ -8,6 +8,6 @@ and columns there is one for each size.
 `products.multiply` has ``C = A B``, for vectors too. `factorizations` has Cholesky's and triangular
 factors, solves and inverses, which fill matrices whose rows lie one behind the other. Where BLAS is
 to be used for large products, a kernel needs the addresses of its routines: `library` is a function
-from a `scanlib.kernels.program.Routine` to the value that has its address, a word of the table of a
+from a `Routine` of SciPy's to the value that has its address, a word of the table of a
 `LoopProgram` that lists the routine among its `functions`.
 """

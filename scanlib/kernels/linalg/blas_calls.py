@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from scanlib.kernels.language import INT64, POINTER, Value, Writer
 from scanlib.kernels.linalg.matrices import Matrix, sized
-from scanlib.kernels.program import Routine
+from scanlib.kernels.scipy_routines import Routine
 
 # Gives the address of a routine.
 Library = Callable[[Routine], Value]
