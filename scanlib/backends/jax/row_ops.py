@@ -122,7 +122,13 @@ def funcify_checked_rows(op: CheckedRows, node: Apply, **kwargs: Any) -> Callabl
 @jax_funcify.register(CheckedItems)
 def funcify_checked_items(op: CheckedItems, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function that checks the sizes of an array."""
-    return op.passed
+
+    def checked_items(array: Any, steps: Any = None) -> Any:
+        known = static_int(array.shape[0] if steps is None else steps)
+        sizes = op.larger(array.shape, 1 if known is None else known)
+        return array if sizes is None else jnp.zeros(sizes, array.dtype)
+
+    return checked_items
 
 
 @jax_funcify.register(CheckedConvergence)

@@ -8,6 +8,7 @@ and write anywhere: `checked_places`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -125,15 +126,19 @@ class CheckedItems(CheckedArray):
         is_rows = len(node.inputs) == 1
         return Steps(None, node.inputs[:1], [Rows(0, each_step=True)], [None]) if is_rows else None
 
-    def passed(self, array: Any, *steps: Any) -> Any:
-        """Return the array, or zeros, or raise the error."""
-        wrong = next((item for item in self.items if array.shape[item.axis] < item.least), None)
+    def larger(self, shape: Sequence[int], steps: int) -> tuple[int, ...] | None:
+        """Return the sizes of the zeros in the place of an array, None if it has the items."""
+        wrong = next((item for item in self.items if shape[item.axis] < item.least), None)
         if wrong is None:
-            return array
-        if steps[0] if steps else len(array):
-            raise IndexError(wrong.message.format(0, array.shape[wrong.axis]))
-        sizes = (max(n, self.sizes.get(axis, 0)) for axis, n in enumerate(array.shape))
-        return np.zeros(tuple(sizes), array.dtype)
+            return None
+        if steps:
+            raise IndexError(wrong.message.format(0, shape[wrong.axis]))
+        return tuple(max(size, self.sizes.get(axis, 0)) for axis, size in enumerate(shape))
+
+    def passed(self, array: Any, steps: Any = None) -> Any:
+        """Return the array, or zeros, or raise the error."""
+        sizes = self.larger(array.shape, len(array) if steps is None else steps)
+        return array if sizes is None else np.zeros(sizes, array.dtype)
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         output_storage[0][0] = self.passed(*inputs)
