@@ -39,7 +39,8 @@ from scanlib.rewrites.lower.lower_elementwise import specialize_elementwise
 from scanlib.rewrites.simplify.redundant import drop_unread_inputs
 from scanlib.rewrites.simplify.simplify import replace
 
-MOST = 16  # items of one loop
+# Kernels read more items faster row by row, and each item that is written into rows is a pass.
+MOST_READ, MOST_WRITTEN = 8, 4
 
 Place = tuple[Any, ...]  # integers and slices
 Given = Rows | NonSequence
@@ -106,7 +107,8 @@ class _Items:
         carries = {part: self.added(part, readers) for part in loop.carries}
         writes = [each for own in (*outputs.values(), *carries.values()) for each in own]
         kinds = {(read.array, index_text(read.node)) for read in reads}
-        if not 0 < len(kinds) + len(writes) <= MOST:
+        most = max(map(len, outputs.values()), default=0)
+        if len(kinds) > MOST_READ or most > MOST_WRITTEN or not (reads or writes):
             return False
         accesses: list[Read | Write] = [*reads, *writes]
         self.check({access.node: access for access in accesses}, nodes)
