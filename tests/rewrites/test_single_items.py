@@ -180,7 +180,8 @@ def test_a_gradient_that_reads_no_item(mode):
 @pytest.mark.parametrize("what", ["rows", "parameters"])
 @pytest.mark.parametrize("mode", MODES)
 def test_adopted_loops(mode, what):
-    """Parameters of a vector that is given whole are read in each step, and their gradients added."""
+    """Parameters of a vector that is given whole are read, and their gradients added, step by
+    step."""
 
     def step(row, h, theta):
         h = h * theta[1] + row * theta[0] if what == "parameters" else h * row[0] + row[1]

@@ -48,6 +48,7 @@ class CheckedArray(Op):
     """Base of Ops that give the array they are given, or an error with a message."""
 
     __props__ = ("message",)
+    is_check = True  # messages and reports say what it checks
     view_map: ClassVar[dict[int, list[int]]] = {0: [0]}
 
     def __init__(self, message: str) -> None:

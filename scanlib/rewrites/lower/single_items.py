@@ -78,6 +78,12 @@ class SplitItems(LowersLoops):
         return True
 
 
+def items_apart(node: Apply, limited: bool = False) -> Loop | None:
+    """Return a loop whose items are parts, None if there are none, or with `limited` too many."""
+    items = _Items(LoopEdit(FunctionGraph([], [], clone=False), node))
+    return items.loop if items.split(limited) else None
+
+
 def _gains(loop: Loop) -> bool:
     """Whether steps of a loop, which is edited, may be taken several at once."""
     try:
@@ -97,8 +103,9 @@ class _Items:
         self.missing: dict[Array, dict[tuple[int, int], Item]] = {}
         self.checked: dict[Array, Variable] = {}
 
-    def split(self) -> bool:
-        """Change the loop; return whether there is anything to change."""
+    def split(self, limited: bool = True) -> bool:
+        """Change the loop; return whether there is anything to change, and with `limited` not too
+        much."""
         loop = self.loop
         nodes = list(toposort(loop.body_outputs()))
         readers = readers_of(loop.body_outputs())
@@ -108,7 +115,8 @@ class _Items:
         writes = [each for own in (*outputs.values(), *carries.values()) for each in own]
         kinds = {(read.array, index_text(read.node)) for read in reads}
         most = max(map(len, outputs.values()), default=0)
-        if len(kinds) > MOST_READ or most > MOST_WRITTEN or not (reads or writes):
+        too_many = len(kinds) > MOST_READ or most > MOST_WRITTEN
+        if (limited and too_many) or not (reads or writes):
             return False
         accesses: list[Read | Write] = [*reads, *writes]
         self.check({access.node: access for access in accesses}, nodes)
