@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytensor.graph.replace import vectorize_graph
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 import scanlib
 from scanlib.ops.execution import LoopOp
@@ -142,6 +143,40 @@ def test_what_stays(name):
     values = np.random.default_rng(0).uniform(0.5, 1.5, size=(6, 9))
     expected = reference_scan(plain[name], [values], [0.0], until=name == "until")
     assert_same([function(values)], expected)
+
+
+@pytest.mark.parametrize("columns", [[0], [-1], [0, 1], [2, 0, -2]], ids=str)
+def test_all_columns_of_a_matrix(columns, mode):
+    """What is written into all of them is stacked, in place of zeros and additions."""
+    rows = pt.tensor("rows", shape=(None, len(columns)), dtype="float64")
+    if len(columns) == 1:
+        trace = scan(lambda x, h: x * h + x, rows[:, columns[0]], 0.5)
+    else:
+        own = [rows[:, k] for k in columns]
+        trace = scan(lambda *args: sum(args[:-1]) * args[-1] + args[0], own, 0.5)
+
+    def reference(rows):
+        h, total = 0.5, 0.0
+        for row in rows:
+            h = sum(row[k] for k in columns) * h + row[columns[0]]
+            total += h
+        return total
+
+    values = np.random.default_rng(0).normal(size=(5, len(columns)))
+    assert_derivatives(trace.sum(), {rows: values}, reference, mode)
+    function = pytensor.function([rows], pytensor.grad(trace.sum(), rows), MODES["numba"])
+    assert not any(isinstance(n.op, IncSubtensor) for n in function.maker.fgraph.apply_nodes)
+
+
+def test_gradients_are_not_copied():
+    """They are cut to the width of their array, which is that of what was written."""
+    trace = scan(affine, MATRIX, 0.0)
+    gradient = pytensor.grad(trace.sum(), MATRIX)
+    for mode in ("numba", "c"):
+        function = pytensor.function([MATRIX], pytensor.Out(gradient, borrow=True), MODES[mode])
+        (out,) = function.maker.fgraph.outputs
+        assert isinstance(out.owner.op, Subtensor)
+        assert function(np.ones((4, 3))).base is not None
 
 
 MESSAGE = "scan `pay`: rows[{0}] at step 0: index {0} is out of bounds for axis 0 with size {1}"

@@ -2,7 +2,7 @@
 
 When a loop is taken apart, what read a sequence row by row reads the whole of it. The loop's
 check that it has one row for every step, and the loop's message, stay with the array:
-`CheckedRows`. A step's index is checked; numba does not check arrays of indices, and would read
+`CheckedRows`; so do those of single items, `CheckedItems`. A step's index is checked; numba does not check arrays of indices, and would read
 and write anywhere: `checked_places`.
 """
 
