@@ -2,8 +2,8 @@
 
 When a loop is taken apart, what read a sequence row by row reads the whole of it. The loop's
 check that it has one row for every step, and the loop's message, stay with the array:
-`CheckedRows`; so do those of single items, `CheckedItems`. A step's index is checked; numba does not check arrays of indices, and would read
-and write anywhere: `checked_places`.
+`CheckedRows`; so do those of single items, `CheckedItems`. A step's index is checked; numba does
+not check arrays of indices, and would read and write anywhere: `checked_places`.
 """
 
 from __future__ import annotations
