@@ -98,6 +98,7 @@ class CheckedItems(CheckedArray):
     """
 
     __props__ = ("items",)
+    __str__ = CheckedArray.__str__  # PyTensor's would show all messages
 
     def __init__(self, items: tuple[Item, ...]) -> None:
         self.items = items
