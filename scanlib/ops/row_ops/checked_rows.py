@@ -101,13 +101,10 @@ class CheckedItems(CheckedArray):
     __str__ = CheckedArray.__str__  # PyTensor's would show all messages
 
     def __init__(self, items: tuple[Item, ...]) -> None:
+        """`sizes` are those that axes have at least."""
         self.items = items
-
-    @property
-    def sizes(self) -> dict[int, int]:
-        """The least sizes of axes."""
-        axes = sorted({item.axis for item in self.items})
-        return {axis: max(i.least for i in self.items if i.axis == axis) for axis in axes}
+        axes = sorted({item.axis for item in items})
+        self.sizes = {axis: max(i.least for i in items if i.axis == axis) for axis in axes}
 
     def covers(self, other: CheckedItems) -> bool:
         """Whether an array that passes has the items of another check."""
@@ -130,10 +127,13 @@ class CheckedItems(CheckedArray):
 
     def larger(self, shape: Sequence[int], steps: int) -> tuple[int, ...] | None:
         """Return the sizes of the zeros in the place of an array, None if it has the items."""
-        wrong = next((item for item in self.items if shape[item.axis] < item.least), None)
-        if wrong is None:
+        for axis, least in self.sizes.items():
+            if shape[axis] < least:
+                break
+        else:
             return None
         if steps:
+            wrong = next(item for item in self.items if shape[item.axis] < item.least)
             raise IndexError(wrong.message.format(0, shape[wrong.axis]))
         return tuple(max(size, self.sizes.get(axis, 0)) for axis, size in enumerate(shape))
 
