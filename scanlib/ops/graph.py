@@ -11,6 +11,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.graph.traversal import graph_inputs, toposort
+from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import ScalarFromTensor
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -21,6 +22,21 @@ from pytensor.tensor.type import DenseTensorType, TensorType
 from scanlib.lengths.numbers import constant_index
 
 Variables = Sequence[Variable]
+
+
+# Scalar operations that cost less than reading a number from memory, one by one.
+CHEAP = (
+    *(ps.Add, ps.Sub, ps.Mul, ps.TrueDiv, ps.Neg, ps.Sqr, ps.Abs, ps.Identity, ps.Cast),
+    *(ps.Switch, ps.Second, ps.ScalarMaximum, ps.ScalarMinimum, ps.Reciprocal),
+    *(ps.LogicalComparison, ps.BinaryBitOp, ps.UnaryBitOp, ps.Sign),
+)
+
+
+def is_cheap(op: Op) -> bool:
+    """Whether a scalar Op, or all that one is made of, is."""
+    if isinstance(op, ps.Composite):
+        return all(is_cheap(node.op) for node in op.fgraph.toposort())
+    return isinstance(op, CHEAP)
 
 
 def is_tensor(variable: Variable) -> bool:

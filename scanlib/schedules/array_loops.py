@@ -20,8 +20,10 @@ import numpy as np
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
+from pytensor.tensor.basic import MakeVector
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import INDEX_WRITES, thaw_graph
@@ -33,7 +35,7 @@ from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
 )
 from scanlib.kernels.arrays.array_step import RULES, Destination, Step, core_op, overwrites
 from scanlib.kernels.arrays.decompositions import decompose, is_decomposed
-from scanlib.kernels.arrays.nests import deliver, write_copy
+from scanlib.kernels.arrays.nests import deliver, require_shape, write_copy
 from scanlib.kernels.arrays.sizes import Given, Size, if_equal, maximum, product, total
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import Kernel
@@ -46,8 +48,12 @@ from scanlib.kernels.program import (
     TableKernel,
     Words,
 )
+from scanlib.kernels.scalars import Number
+from scanlib.kernels.spans import Cell, load_number
 from scanlib.ops.scan import Scan
+from scanlib.ops.small_arrays import take_apart
 from scanlib.schedules.loop_kernels import (
+    REGISTER_DEPTH,
     Array,
     Loop,
     TableReader,
@@ -143,7 +149,30 @@ class ArrayLoop(Loop):
         self.may_be_empty = may_be_empty
         graph = thaw_graph(op.body)
         decompose(graph)
+        apart = take_apart(graph, op.signature)
+        self.expected = {} if apart is None else apart.expected
+        if apart is not None:
+            pairs = zip(graph.outputs, apart.results, strict=True)
+            graph.replace_all([(a, b) for a, b in pairs if a is not b], import_missing=True)
         super().__init__(op, graph, op.outer_input_types())
+
+    @cached_property
+    def lengths_in_locals(self) -> dict[str, int]:
+        """How many numbers the states and carries are of which steps read and write items only."""
+        lengths = {}
+        values = [*self.result.states, *self.result.carries]
+        for name, value in zip(self.depths, values, strict=True):
+            node = value.owner
+            if node is not None and isinstance(node.op, Reshape):
+                node = node.inputs[0].owner
+            if node is not None and isinstance(node.op, MakeVector):
+                lengths[name] = len(node.inputs)
+        for variable, (name, _) in self.taps.items():
+            unknown = variable.type.ndim > 1 and None in variable.type.shape
+            is_deep = self.depths[name] > REGISTER_DEPTH
+            if unknown or is_deep or not _gives_items(self.graph, variable):
+                lengths.pop(name, None)
+        return lengths
 
     def has_ring(self, name: str) -> bool:
         if name[0] == "h":
@@ -207,12 +236,31 @@ class ArraysRun(TakesSteps[ArrayLoop]):
             for name in (*loop.outer.sequences, *loop.outer.non_sequences):
                 self.given_places[name] = place_input(self, body, loop.arrays[name])
 
+    def read_locals(self) -> None:
+        super().read_locals()
+        loop, w = self.loop, self.w
+        self.items: dict[str, list[list[Cell]]] = {}
+        for name, length in loop.lengths_in_locals.items():
+            start = loop.starts[name]
+            zero = self.scalars.constant(0, start.dtype)
+            rows = self.items[name] = [
+                [Cell(w, zero) for _ in range(length)] for _ in range(loop.depths[name])
+            ]
+            with w.when(self.begin < self.steps):
+                self.be_at(self.begin)
+                for back, row in enumerate(rows, 1):
+                    pointer = self.row_place(name, -back).pointer
+                    for k, cell in enumerate(row):
+                        cell.value = load_number(w, start.dtype, pointer, k * start.itemsize)
+
     # One step
 
     def step(self) -> None:
         loop, body, w = self.loop, self.body, self.w
         body.i = self.i
         self.bind_inputs()
+        for variable, (shape, body.node) in loop.expected.items():
+            require_shape(body, variable, shape)
         self.results = list(self.all_destinations())
         self.choose_destinations()
         body.emit(loop.graph)
@@ -227,6 +275,17 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         for name, value in zip(loop.depths, [*results.states, *results.carries], strict=True):
             if name in self.registers:
                 self.push(name, body.number(value))
+            if name in self.items:
+                self.push_items(name, list(map(body.number, body.items[value])))
+
+    def push_items(self, name: str, numbers: list[Number]) -> None:
+        """Write the next row of what has its items in local variables."""
+        rows = self.items[name]
+        for later, row in zip(rows[-2::-1], rows[:0:-1], strict=True):
+            for cell, newer in zip(row, later, strict=True):
+                cell.value = newer.value
+        for cell, number in zip(rows[0], numbers, strict=True):
+            cell.value = number
 
     def bind_inputs(self) -> None:
         loop, body = self.loop, self.body
@@ -239,6 +298,8 @@ class ArraysRun(TakesSteps[ArrayLoop]):
                 body.bind_number(variable, self.registers[name][-offset - 1].value)
             else:
                 body.bind_place(variable, self.row_place(name, offset))
+            if name in self.items:
+                body.bind_items(variable, [k.value for k in self.items[name][-offset - 1]])
         for variable, name in zip(loop.inner.non_sequences, loop.outer.non_sequences, strict=True):
             bind_input(body, variable, name, self.given_places[name])
             body.fixed.add(variable)

@@ -8,11 +8,10 @@ from __future__ import annotations
 from math import prod
 
 import numpy as np
-import pytensor.scalar.basic as ps
 from pytensor.configdefaults import config
-from pytensor.graph.op import Op
 
 from scanlib.kernels.language import FLOATS
+from scanlib.ops.graph import is_cheap
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
 from scanlib.recurrences import CLASSES
 from scanlib.schedules.loop_kernels import REGISTER_DEPTH
@@ -32,11 +31,6 @@ STRIP_OPERATIONS, LONGEST_STRIP_ROW = 32, 256
 # wait for one another in every step. Where steps do little but read and write, they share the
 # memory, too, and fetch what belongs to others.
 LEAST_ROW, LEAST_CHEAP_ROW = 256, 1024
-CHEAP = (
-    *(ps.Add, ps.Sub, ps.Mul, ps.TrueDiv, ps.Neg, ps.Sqr, ps.Abs, ps.Identity, ps.Cast),
-    *(ps.Switch, ps.Second, ps.ScalarMaximum, ps.ScalarMinimum, ps.Reciprocal),
-    *(ps.LogicalComparison, ps.BinaryBitOp, ps.UnaryBitOp, ps.Sign),
-)
 
 
 def few_channels(op: ElemwiseScan) -> int:
@@ -139,12 +133,6 @@ def least_row(op: ElemwiseScan) -> int:
 def _is_cheap_step(op: ElemwiseScan) -> bool:
     """Whether the steps of a loop do little but read and write."""
     return all(is_cheap(node.op) for node in op.body.toposort())
-
-
-def is_cheap(op: Op) -> bool:
-    if isinstance(op, ps.Composite):
-        return all(is_cheap(node.op) for node in op.fgraph.toposort())
-    return isinstance(op, CHEAP)
 
 
 def can_chunk(op: ElemwiseScan) -> bool:

@@ -17,8 +17,8 @@ from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors, toposort
 
 from scanlib.kernels.language import FLOATS
+from scanlib.ops.graph import is_cheap
 from scanlib.ops.signature import BodyInputs
-from scanlib.schedules.selection import is_cheap
 
 
 @dataclass(frozen=True)

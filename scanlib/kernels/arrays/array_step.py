@@ -118,7 +118,7 @@ class Step:
         self.numbers: dict[Variable, Number] = {}
         self.known: dict[Variable, Size] = {}
         self.fixed: set[Variable] = set()
-        self.items: dict[Variable, list[Variable]] = {}  # of vectors that are made of numbers
+        self.items: dict[Variable, list[Variable]] = {}  # of arrays that are made of numbers
         self.places: dict[Variable, Place] = {}
         self.deferred: set[Variable] = set()
         self.by_item: set[Variable] = set()
@@ -220,6 +220,21 @@ class Step:
         """Bind an integer that is known before the first step."""
         self.known[variable] = self.sizes.same(size)
 
+    def bind_items(self, variable: Variable, numbers: Sequence[Number]) -> None:
+        """Bind a vector whose items are numbers, besides where it lies."""
+        self.items[variable] = [variable.type.clone(shape=())() for _ in numbers]
+        self.numbers |= zip(self.items[variable], numbers, strict=True)
+
+    def shape_of_items(self, variable: Variable) -> tuple[int, ...]:
+        """Return the shape of an array that is made of numbers."""
+        vector = variable.type.ndim == 1
+        return (len(self.items[variable]),) if vector else variable.type.shape
+
+    def store_items(self, variable: Variable, place: Place) -> None:
+        """Write a vector that is made of numbers into memory of its size."""
+        for k, member in enumerate(self.items[variable]):
+            store_number(self.writer, place.pointer, k * place.itemsize, self.number(member))
+
     def bind_place(self, variable: Variable, place: Place) -> None:
         sizes = list(place.sizes)
         for axis, known in enumerate(variable.type.shape):
@@ -286,10 +301,8 @@ class Step:
         if isinstance(variable, Constant):
             self.places[variable] = self._constant(variable)
         elif variable in self.items:
-            members = self.items[variable]
-            place = self.fresh(variable.type.dtype, (len(members),))
-            for k, member in enumerate(members):
-                store_number(self.writer, place.pointer, k * place.itemsize, self.number(member))
+            place = self.fresh(variable.type.dtype, self.shape_of_items(variable))
+            self.store_items(variable, place)
             self.bind_place(variable, place)
         else:
             place = self.fresh(variable.type.dtype, (1,) * variable.type.ndim)

@@ -12,7 +12,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import AllocEmpty, Eye
+from pytensor.tensor.basic import AllocDiag, AllocEmpty, Eye
 from pytensor.tensor.blas import BatchedDot, Dot22, Dot22Scalar, Gemm, Gemv
 from pytensor.tensor.extra_ops import FillDiagonal
 from pytensor.tensor.math import Argmax, Prod, ProdWithoutZeros
@@ -162,4 +162,6 @@ def decompose(graph: FunctionGraph) -> None:
 
 def is_decomposed(op: Op) -> bool:
     """Whether `decompose` puts other nodes in the place of those of an Op."""
+    if isinstance(op, AllocDiag) and op.offset == 0:
+        return False
     return isinstance(op, OpFromGraph) or type(op) in DECOMPOSITIONS

@@ -328,6 +328,14 @@ class Tree:
         return step.scalars.apply(node.op.make_scalar_node(*node.inputs), items)
 
 
+def require_shape(step: Step, variable: Variable, shape: Sequence[int | None]) -> None:
+    """Note that an array must have the sizes that an elementwise node wants."""
+    for axis, own in enumerate(step.place(variable).sizes):
+        size = shape[axis]
+        if size is not None and variable.type.shape[axis] is None:
+            step.require(own, size, "ValueError", f"{SHAPES}{axis}", [own, size])
+
+
 def write_numbers(step: Step, node: Apply, scalar: Apply) -> None:
     """Write a node whose operands and results are numbers; `scalar` is its scalar node."""
     known = step.known_results(node, scalar)
@@ -377,6 +385,10 @@ def deliver(step: Step, variable: Variable, destination: Destination) -> None:
     if variable.type.ndim == 0:
         place, number = destination.place(()), step.number(variable)
         store_number(step.writer, place.pointer, 0, spread(step.writer, number, 1))
+        return
+    if variable in step.items and variable not in step.places:
+        shape = step.shape_of_items(variable)
+        step.store_items(variable, step.at_destination(destination, shape))
         return
     place = step.place(variable)
     if step.arrived.get(variable) == (destination, place.pointer):

@@ -91,7 +91,7 @@ def shape_of(step: Step, variable: Variable) -> tuple[Size, ...]:
     if variable in step.deferred:
         raise NoKernelError("the shape of a value that is not stored has no kernel")
     if variable in step.items:
-        return (len(step.items[variable]),)
+        return step.shape_of_items(variable)
     if all(known == 1 for known in variable.type.shape):
         return (1,) * variable.type.ndim
     return tuple(map(step.sizes.same, step.place(variable).sizes))
@@ -183,6 +183,9 @@ def write_specify_shape(step: Step, node: Apply) -> None:
 @rule(Reshape)
 def write_reshape(step: Step, node: Apply) -> None:
     inp, shape = node.inputs
+    if inp in step.items and None not in node.outputs[0].type.shape:
+        step.items[node.outputs[0]] = step.items[inp]
+        return
     reshape(step, inp, node.outputs[0], numbers_of(step, shape))
 
 
@@ -334,25 +337,36 @@ def write_subtensor(step: Step, node: Apply) -> None:
     if inp in step.deferred:
         step.bind_number(out, _computed_item(step, inp, indices))
         return
-    if inp in step.items and len(indices) == 1:
+    if inp in step.items and out.type.ndim == 0 and all(map(step.is_known, node.inputs[1:])):
+        which = _place_in_order(step, indices, step.shape_of_items(inp))
+        if which is not None:
+            for axis, index in enumerate(indices if inp in step.places else ()):
+                _checked_index(step, index, axis, step.places[inp].sizes[axis])
+            step.alias(out, step.items[inp][which])
+            return
+    if inp in step.items and len(indices) == 1 and isinstance(indices[0], slice):
         index = indices[0]
-        if not isinstance(index, slice) and (isinstance(index, int) or step.is_known(index)):
-            number = index if isinstance(index, int) else step.size_of(index)
-            members = step.items[inp]
-            if isinstance(number, int) and -len(members) <= number < len(members):
-                step.alias(out, members[number])
-                return
-        if isinstance(index, slice):
-            bounds = [index.start, index.stop, index.step]
-            if all(bound is None or isinstance(bound, int | Constant) for bound in bounds):
-                numbers = [None if bound is None else integer_of(bound) for bound in bounds]
-                step.items[out] = step.items[inp][slice(*numbers)]
-                return
+        bounds = [index.start, index.stop, index.step]
+        if all(bound is None or isinstance(bound, int | Constant) for bound in bounds):
+            numbers = [None if bound is None else integer_of(bound) for bound in bounds]
+            step.items[out] = step.items[inp][slice(*numbers)]
+            return
     view = indexed(step, step.place(inp), indices)
     if out.type.ndim == 0:
         step.bind_number(out, load_number(step.writer, view.dtype, view.pointer, 0))
     else:
         step.bind_place(out, view)
+
+
+def _place_in_order(step: Step, indices: Sequence, shape: Sequence[int]) -> int | None:
+    """Return which item indices mean, None if they are no numbers or out of bounds."""
+    found = 0
+    for index, size in zip(indices, shape, strict=True):
+        place = index if isinstance(index, int) else step.size_of(index)
+        if not isinstance(place, int) or not -size <= place < size:
+            return None
+        found = found * size + place % size
+    return found
 
 
 def _computed_item(step: Step, variable: Variable, indices: Sequence[Variable | int]) -> Number:
@@ -475,14 +489,17 @@ def write_arange(step: Step, node: Apply) -> None:
 
 @rule(AllocDiag)
 def write_alloc_diag(step: Step, node: Apply) -> None:
-    (value,), (out,) = node.inputs, node.outputs
-    if value.type.ndim != 1 or core_op(node).offset != 0:
-        raise NoKernelError(f"{node.op} has no kernel")
+    (value,), (out,), op = node.inputs, node.outputs, core_op(node)
     place = step.place(value)
-    size = step.sizes.same(place.sizes[0])
-    target = step.target(out, [size, size])
+    *sizes, size = map(step.sizes.same, place.sizes)
+    axes = sorted((op.axis1, op.axis2))
+    for axis in axes:
+        sizes.insert(axis, size)
+    target = step.target(out, sizes)
     write_copy(step, step.scalars.constant(0, target.dtype), target)
-    write_copy(step, place, target.view([size], [total(*target.strides)]))
+    others = [axis for axis in range(out.type.ndim) if axis not in axes]
+    strides = [*(target.strides[k] for k in others), total(*(target.strides[k] for k in axes))]
+    write_copy(step, place, target.view(place.sizes, strides))
     step.bind_place(out, target)
 
 

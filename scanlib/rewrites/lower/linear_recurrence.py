@@ -45,6 +45,7 @@ from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
+from scanlib._compat import thaw_graph
 from scanlib.analysis.linear_forms import (
     OFFSET,
     Block,
@@ -60,6 +61,7 @@ from scanlib.ops.connection import reached_by
 from scanlib.ops.errors import InitialRowsError
 from scanlib.ops.graph import applies, core_op, depends_on, is_tensor, readers_of, substitute
 from scanlib.ops.loop import Carry, Loop, Part, State
+from scanlib.ops.small_arrays import take_apart
 from scanlib.rewrites.lower.canonical_loop import (
     BodySizes,
     added_up,
@@ -451,13 +453,15 @@ class _Search:
         blocks = self.blocks(self.forms, batch)
         matrix = self.matrix(self.forms, blocks, batch)
         above = set(ancestors([matrix]))
+        per_step = any(sequence.row in above for sequence in loop.sequences)
         sizes = [self.forms.size(k, batch) for k in range(len(self.slots))]
         if not self.at_any_cost:
+            self.check_numbers(batch, per_step)
             check_joined_cost(
                 [constant_integer(size) for size in sizes],
                 [slot.value.type.ndim - batch for slot in self.slots],
                 [[j for j, block in enumerate(row) if block and block.full] for row in blocks],
-                any(sequence.row in above for sequence in loop.sequences),
+                per_step,
             )
             check_step_matrices(loop, {slot.value: slot.next for slot in self.slots}, matrix)
         mask = None
@@ -469,6 +473,18 @@ class _Search:
         recurrence = MatrixRecurrence("real", batch, matrix.mT, offset)
         pieces = Pieces(sizes, shapes, batch)
         return Roles(self.slots, recurrence, self.sums, shift, mask, pieces)
+
+    def check_numbers(self, batch: int, per_step: bool) -> None:
+        """Refuse few numbers that steps put together, or rows of a batch of such.
+
+        They stay in registers there, and work on rows costs less than to make matrices for them.
+        """
+        rows = {sequence.row for sequence in self.loop.sequences}
+        steps = {slot.value: slot.next for slot in self.slots}
+        if not per_step or _step_has_matrices(steps, rows):
+            return
+        if batch or take_apart(thaw_graph(self.node.op.body), self.node.op.signature):
+            raise NotLinearError("its states are few numbers, which steps put together")
 
     def keeps_places(self, following: Variable) -> bool:
         """Whether each item of a next value reads one item of each state, at its own place."""

@@ -47,21 +47,17 @@ Given = Rows | NonSequence
 Array = Given | Carry
 
 
-class Read(NamedTuple):
-    """A node that reads an array at a place."""
+class Access(NamedTuple):
+    """A node that reads a place of an `Array`, or writes there; None if it is known to have that."""
 
     node: Apply
-    array: Given
     place: Place
+    array: Any = None
 
-
-class Write(NamedTuple):
-    """A node that writes a value into a place of an array, if it is not known to have that."""
-
-    node: Apply
-    array: Array | None
-    place: Place
-    value: Variable
+    @property
+    def value(self) -> Variable:
+        """What is written."""
+        return self.node.inputs[1]
 
 
 class SplitItems(LowersLoops):
@@ -109,7 +105,7 @@ class _Items:
         loop = self.loop
         nodes = list(toposort(loop.body_outputs()))
         readers = readers_of(loop.body_outputs())
-        reads = [read for node in nodes if (read := self.read(node)) is not None]
+        reads = [read for node in nodes if (read := self.read(node))]
         outputs = {part: self.written(part) for part in loop.outputs}
         carries = {part: self.added(part, readers) for part in loop.carries}
         writes = [each for own in (*outputs.values(), *carries.values()) for each in own]
@@ -118,8 +114,8 @@ class _Items:
         too_many = len(kinds) > MOST_READ or most > MOST_WRITTEN
         if (limited and too_many) or not (reads or writes):
             return False
-        accesses: list[Read | Write] = [*reads, *writes]
-        self.check({access.node: access for access in accesses}, nodes)
+        accesses = {access.node: access for access in (*reads, *writes)}
+        self.check([accesses[node] for node in nodes if node in accesses])
         for output, own in outputs.items():
             if own:
                 self.split_output(output, own)
@@ -132,13 +128,13 @@ class _Items:
 
     # Which items
 
-    def read(self, node: Apply) -> Read | None:
+    def read(self, node: Apply) -> Access | None:
         if not isinstance(node.op, Subtensor) or node.inputs[0] not in self.arrays:
             return None
         place = _constant_place(node, 1)
-        return None if place is None else Read(node, self.arrays[node.inputs[0]], place)
+        return None if place is None else Access(node, place, self.arrays[node.inputs[0]])
 
-    def written(self, output: Output) -> list[Write]:
+    def written(self, output: Output) -> list[Access]:
         """Return what is written into the zeros that an output is besides, the first one first."""
         base, writes = _writes(output.value)
         if not writes or not is_zeros(base):
@@ -150,7 +146,7 @@ class _Items:
                 return []
         return [write._replace(array=array) for write in writes]
 
-    def added(self, carry: Carry, readers: Readers) -> list[Write]:
+    def added(self, carry: Carry, readers: Readers) -> list[Access]:
         """Return what is added to items of an accumulator that nothing else reads, the first one
         first."""
         base, writes = _writes(carry.next)
@@ -167,21 +163,19 @@ class _Items:
 
     # Arrays that have the items
 
-    def check(self, accesses: dict[Apply, Read | Write], nodes: Sequence[Apply]) -> None:
+    def check(self, accesses: Sequence[Access]) -> None:
         """Note which arrays must be checked for items, and for which, in the order of the step."""
         loop = self.loop
         inputs = loop.signature().split_body_inputs(loop.body_inputs())
         messages = loop.messages().at_step(inputs)
-        for node in nodes:
-            access = accesses.get(node)
-            if access is None or access.array is None:
+        for node, place, array in accesses:
+            if array is None:
                 continue
-            array, lead = access.array, int(isinstance(access.array, Rows))
-            for axis, index in enumerate(access.place):
+            for axis, index in enumerate(place):
                 if isinstance(index, slice):
                     continue
                 text = messages.template(node, out_of_bounds(index, axis))
-                item = Item(axis + lead, index, text)
+                item = Item(axis + isinstance(array, Rows), index, text)
                 size = _outer(array).type.shape[item.axis]
                 if size is None or size < item.least:
                     self.missing.setdefault(array, {}).setdefault((axis, index), item)
@@ -214,39 +208,33 @@ class _Items:
 
     # New parts
 
-    def replace(self, reads: Sequence[Read]) -> None:
+    def replace(self, reads: Sequence[Access]) -> None:
         """Give the loop an input for each item that is read."""
         loop, replaced = self.loop, dict[Variable, Variable]()
-        rows: dict[Rows, dict[str, Rows]] = {}
-        others: dict[tuple[NonSequence, str], NonSequence] = {}
-        for node, array, place in reads:
-            text, whole = index_text(node), self.whole(array)
-            if isinstance(array, Rows):
-                own = rows.setdefault(array, {})
-                if text not in own:
-                    view = whole[(slice(None), *place)]
-                    own[text] = Rows(view, row_type(view)(), array.name)
-                replaced[node.outputs[0]] = own[text].row
-            else:
-                if (array, text) not in others:
-                    view = whole[place]
-                    others[array, text] = NonSequence(view, view.type(), array.name)
-                replaced[node.outputs[0]] = others[array, text].inner
+        new: dict[Any, dict[str, Any]] = {}
+        for node, place, array in reads:
+            own, text = new.setdefault(array, {}), index_text(node)
+            is_rows = isinstance(array, Rows)
+            if text not in own:
+                view = self.whole(array)[(slice(None), *place) if is_rows else place]
+                row = row_type(view)() if is_rows else view.type()
+                own[text] = type(array)(view, row, array.name)
+            replaced[node.outputs[0]] = own[text].row if is_rows else own[text].inner
         loop.substitute(replaced)
-        loop.non_sequences += others.values()
         still_read = set(ancestors(loop.body_outputs()))
-        for array, new in rows.items():
-            first, *rest = new.values()
-            loop.sequences += rest
-            if array.row in still_read:
-                loop.sequences.append(first)
-            else:
-                loop.sequences[loop.sequences.index(array)] = first
+        for array, parts in new.items():
+            if isinstance(array, NonSequence):
+                loop.non_sequences += parts.values()
+                continue
+            if array.row not in still_read:
+                first = next(iter(parts))
+                loop.sequences[loop.sequences.index(array)] = parts.pop(first)
+            loop.sequences += parts.values()
 
-    def split_output(self, output: Output, writes: list[Write]) -> None:
+    def split_output(self, output: Output, writes: list[Access]) -> None:
         """Give the loop an output for each item that is written into zeros."""
         (base, _), array, dtype = _writes(output.value), writes[0].array, output.type.dtype
-        parts = [Output(_cast(write.value, dtype), output.name) for write in writes]
+        parts = [Output(pt.cast(write.value, dtype), output.name) for write in writes]
         lead = int(isinstance(array, Rows))
         sizes = [
             self.whole(array).shape[axis + lead] if size is None and array is not None else size
@@ -264,7 +252,7 @@ class _Items:
         self.edit.redirect(output, made)
         self.loop.outputs += parts
 
-    def split_carry(self, carry: Carry, writes: list[Write]) -> None:
+    def split_carry(self, carry: Carry, writes: list[Access]) -> None:
         """Give the loop an accumulator for each item."""
         whole, parts = self.whole(carry), dict[Place, Carry]()
         for write in writes:
@@ -275,7 +263,7 @@ class _Items:
                     initial = pt.zeros((), value.type.dtype)
                 parts[write.place] = Carry(initial, value, value, carry.name)
             part = parts[write.place]
-            part.next = part.next + _cast(write.value, part.type.dtype)
+            part.next = part.next + pt.cast(write.value, part.type.dtype)
 
         def made(lookup: Lookup) -> Variable:
             result = whole
@@ -287,21 +275,18 @@ class _Items:
         self.loop.carries += parts.values()
 
 
-def _writes(value: Variable) -> tuple[Variable, list[Write]]:
+def _writes(value: Variable) -> tuple[Variable, list[Access]]:
     """Return what is written at constant places of an array, the first one first, and the array
     before."""
-    writes: list[Write] = []
+    writes: list[Access] = []
     while value.owner is not None and isinstance(value.owner.op, IncSubtensor):
         node, place = value.owner, _constant_place(value.owner, 2)
-        if place is None or node.inputs[1].type.ndim != value.type.ndim - _count(place):
+        slices = sum(isinstance(index, slice) for index in place or ())
+        if place is None or node.inputs[1].type.ndim != value.type.ndim - len(place) + slices:
             break
-        writes.append(Write(node, None, place, node.inputs[1]))
+        writes.append(Access(node, place))
         value = node.inputs[0]
     return value, writes[::-1]
-
-
-def _count(place: Place) -> int:
-    return sum(not isinstance(index, slice) for index in place)
 
 
 def _constant_place(node: Apply, skipped: int) -> Place | None:
@@ -314,10 +299,6 @@ def _constant_place(node: Apply, skipped: int) -> Place | None:
             return None
         place.append(slice(*known) if isinstance(index, slice) else known[0])
     return tuple(place)
-
-
-def _cast(value: Variable, dtype: str) -> Variable:
-    return value if value.type.dtype == dtype else pt.cast(value, dtype)
 
 
 def _outer(array: Array) -> Variable:

@@ -11,18 +11,13 @@ from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.subtensor import Subtensor
 
-from scanlib.ops.graph import applies, depends_on, substitute
+from scanlib.ops.graph import CHEAP, applies, depends_on, substitute
 from scanlib.ops.loop import NonSequence
 from scanlib.ops.row_ops.triangular import true_shapes
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.inline import write_out_graphs
 from scanlib.rewrites.pytensor_rewrites import CANONICAL, BodyRewrite, run_query
 
-# Scalar work that costs less than reading its result again; compilers hoist it by themselves.
-_CHEAP = (
-    *(ps.Add, ps.Sub, ps.Mul, ps.TrueDiv, ps.Neg, ps.Cast, ps.Sqr, ps.Switch),
-    *(ps.Second, ps.Identity, ps.LogicalComparison),
-)
 # Ops whose result is larger than what they read, or a view of it: nothing to gain outside.
 _NOT_WORTH_IT = (Alloc, DimShuffle, CheckAndRaise)
 
@@ -97,6 +92,6 @@ def _worth_hoisting(variable: Variable) -> bool:
     if getattr(variable.type, "ndim", 0) > 0:
         return True
     return not all(
-        applies(above, _CHEAP) or isinstance(above.op, _NOT_WORTH_IT)
+        applies(above, CHEAP) or isinstance(above.op, _NOT_WORTH_IT)
         for above in toposort([variable])
     )

@@ -1,0 +1,369 @@
+"""Arrays of a few numbers, taken apart: a step that reads and makes them item by item.
+
+Where a step takes items of a small state and puts a new one together, as the right-hand side of a
+system of differential equations does, its arrays would be written to memory only to be read from
+there: each step would wait until the last one's items are in the cache. Here all of a step's work
+is done on numbers, by doing once to arrays of variables what the step does to arrays of numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.scalar.basic import Add
+from pytensor.tensor.basic import Alloc, AllocDiag, ExtractDiag, Join, MakeVector, Split
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.type import TensorType
+
+from scanlib._compat import join_of, split_of
+from scanlib.ops.graph import is_cheap
+from scanlib.ops.signature import Signature
+
+# Of more items, several at a time are faster: of an array that is read, of one that is computed, of
+# one axis where steps neither read nor join single items, and of logarithms and the like.
+MOST_READ, MOST_COMPUTED, LONGEST_AXIS, MOST_COSTLY = 16, 9, 4, 3
+MOST_NUMBERS = 512  # that a step computes
+
+Items = np.ndarray  # of variables without axes
+Sizes = tuple[int | None, ...]
+
+
+class WholeArrayError(Exception):
+    """A step does something to an array that is not done to its items."""
+
+
+@dataclass(frozen=True)
+class TakenApart:
+    """The results of a step that works on numbers; arrays are put together from their items.
+
+    `expected` are sizes that arrays of unknown ones must have, with the node that wants them.
+    """
+
+    results: list[Variable]
+    expected: dict[Variable, tuple[Sizes, Apply]]
+
+
+def take_apart(graph: FunctionGraph, signature: Signature) -> TakenApart | None:
+    """Return what a loop's step computes if it works on numbers only; None if it is not to."""
+    by_item = any(isinstance(node.op, Subtensor | MakeVector | Join) for node in graph.apply_nodes)
+    step = _Step(_shapes_of_states(graph, signature), MOST_READ if by_item else LONGEST_AXIS)
+    try:
+        for node in graph.toposort():
+            step.add(node)
+        results = [step.whole(out) for out in graph.outputs]
+    except WholeArrayError:
+        return None
+    return TakenApart(results, step.expected) if len(step.known) <= MOST_NUMBERS else None
+
+
+def _shapes_of_states(graph: FunctionGraph, signature: Signature) -> dict[Variable, Sizes]:
+    """Return the shapes of states and carries: those of what a step makes of them are the same."""
+    inner = signature.split_body_inputs(graph.inputs)
+    result = signature.split_body_outputs(graph.outputs)
+    pairs = [
+        (tap, new) for taps, new in zip(inner.taps, result.states, strict=True) for tap in taps
+    ]
+    pairs += zip(inner.carries, result.carries, strict=True)
+    return {
+        old: tuple(
+            known if other is None else other
+            for known, other in zip(old.type.shape, new.type.shape, strict=True)
+        )
+        for old, new in pairs
+        if isinstance(new.type, TensorType)
+    }
+
+
+class _Step:
+    """The items of each array of a step, and the numbers that are computed, each once."""
+
+    def __init__(self, shapes: dict[Variable, Sizes], longest: int) -> None:
+        self.shapes, self.longest = shapes, longest
+        self.expected: dict[Variable, tuple[Sizes, Apply]] = {}
+        self.items: dict[Variable, Items] = {}
+        self.known: dict[tuple[Any, ...], list[Variable]] = {}
+
+    def of(self, variable: Variable) -> Items:
+        """Return the items of an array; of a number, itself in an array without axes."""
+        if variable in self.items:
+            return self.items[variable]
+        if not isinstance(variable.type, TensorType):
+            raise WholeArrayError
+        shape = self.shapes.get(variable, variable.type.shape)
+        if None in shape or not 0 < np.prod(shape, dtype=int) <= MOST_READ:
+            raise WholeArrayError
+        items = self.items[variable] = np.empty(shape, dtype=object)
+        for place in np.ndindex(*shape):
+            if isinstance(variable, Constant):
+                items[place] = pt.constant(np.asarray(variable.data)[place], dtype=variable.dtype)
+            else:
+                items[place] = variable[place] if place else variable
+        return items
+
+    def whole(self, variable: Variable) -> Variable:
+        """Return a result, put together from its items."""
+        if not getattr(variable.type, "ndim", 0):
+            return self.items[variable][()] if variable in self.items else variable
+        items = self.of(variable)
+        vector = MakeVector(variable.type.dtype)(*items.flat)
+        return vector if items.ndim == 1 else pt.reshape(vector, items.shape)
+
+    def add(self, node: Apply) -> None:
+        """Do to items what a node does to arrays."""
+        for kind in type(node.op).__mro__:
+            if kind in WAYS:
+                found = WAYS[kind](self, node)
+                break
+        else:
+            found = self._numbers(node)
+        for out, items in zip(node.outputs, found, strict=True):
+            if not 0 < items.size <= MOST_COMPUTED or max(items.shape, default=1) > self.longest:
+                raise WholeArrayError
+            self.items[out] = items
+
+    def _numbers(self, node: Apply) -> list[Items]:
+        """Do what any Op does to numbers."""
+        if any(getattr(v.type, "ndim", 0) for v in (*node.inputs, *node.outputs)):
+            raise WholeArrayError
+        return self.of_numbers(node)
+
+    def of_numbers(self, node: Apply) -> list[Items]:
+        """Return the results of a node that is given the same arrays, and the numbers of now."""
+        given = [
+            self.items[inp][()] if inp in self.items and not inp.type.ndim else inp
+            for inp in node.inputs
+        ]
+        same = all(new is old for new, old in zip(given, node.inputs, strict=True))
+        new = node if same else node.clone_with_new_inputs(given, strict=False)
+        return [_single(out) for out in new.outputs]
+
+    def apply(self, op: Elemwise, *numbers: Variable) -> list[Variable]:
+        """Apply an elementwise Op to numbers; a sum leaves out zeros that are only written."""
+        if isinstance(op.scalar_op, Add):
+            kept = [number for number in numbers if not _is_zero(number)]
+            if len(kept) == 1 and all(kept[0].dtype == number.dtype for number in numbers):
+                return kept
+        key = op.scalar_op, *numbers
+        if key not in self.known:
+            self.known[key] = Elemwise(op.scalar_op).make_node(*numbers).outputs
+        return self.known[key]
+
+
+def _single(variable: Variable) -> Items:
+    items = np.empty((), dtype=object)
+    items[()] = variable
+    return items
+
+
+def _is_zero(number: Variable) -> bool:
+    return isinstance(number, Constant) and not np.any(number.data)
+
+
+def _elemwise(step: _Step, node: Apply) -> list[Items]:
+    for inp in node.inputs:
+        shape = step.shapes.get(inp, inp.type.shape)
+        if inp.owner is None and None in shape:
+            pairs = zip(shape, node.outputs[0].type.shape, strict=True)
+            step.shapes[inp] = tuple(size if own is None else own for own, size in pairs)
+            step.expected[inp] = step.shapes[inp], node
+    given = np.broadcast_arrays(*map(step.of, node.inputs))
+    if given[0].size > MOST_COSTLY and not is_cheap(node.op.scalar_op):
+        raise WholeArrayError
+    found = [np.empty(given[0].shape, dtype=object) for _ in node.outputs]
+    for place in np.ndindex(*given[0].shape):
+        for items, number in zip(
+            found, step.apply(node.op, *(k[place] for k in given)), strict=True
+        ):
+            items[place] = number
+    return found
+
+
+def _dimshuffle(step: _Step, node: Apply) -> list[Items]:
+    op, items = node.op, step.of(node.inputs[0])
+    if any(items.shape[axis] != 1 for axis in op.drop):
+        raise WholeArrayError
+    kept = items.transpose(*op.shuffle, *op.drop).reshape([items.shape[k] for k in op.shuffle])
+    return [np.expand_dims(kept, tuple(op.augment))]
+
+
+def _index(node: Apply, skipped: int) -> tuple[int | slice, ...]:
+    """Return a node's index, of numbers that are known."""
+
+    def known(index: Any) -> Any:
+        if index is None or isinstance(index, int):
+            return index
+        if isinstance(index, slice):
+            return slice(known(index.start), known(index.stop), known(index.step))
+        if isinstance(index, Constant):
+            return int(index.data)
+        raise WholeArrayError
+
+    return tuple(map(known, indices_from_subtensor(node.inputs[skipped:], node.op.idx_list)))
+
+
+def _read_items(items: Items, index: tuple[int | slice, ...]) -> Items:
+    try:
+        return items[(*index, ...)]
+    except IndexError as error:
+        raise WholeArrayError from error
+
+
+def _subtensor(step: _Step, node: Apply) -> list[Items]:
+    inp = node.inputs[0]
+    is_known = inp.owner is not None or None not in step.shapes.get(inp, inp.type.shape)
+    fixed = all(isinstance(index, Constant) for index in node.inputs[1:])
+    if inp.owner is None and not (is_known and fixed) and not node.outputs[0].type.ndim:
+        return step.of_numbers(node)  # an item, of an array that stays in memory
+    return [_read_items(step.of(inp), _index(node, 1))]
+
+
+def _inc_subtensor(step: _Step, node: Apply) -> list[Items]:
+    items, value = step.of(node.inputs[0]).copy(), step.of(node.inputs[1])
+    part = _read_items(items, _index(node, 2))  # a view
+    try:
+        value = np.broadcast_to(value, part.shape)
+    except ValueError as error:
+        raise WholeArrayError from error
+    dtype = node.outputs[0].type.dtype
+    for place in np.ndindex(*part.shape):
+        number = pt.cast(value[place], dtype)
+        added = not node.op.set_instead_of_inc
+        part[place] = step.apply(pt.add, part[place], number)[0] if added else number
+    return [items]
+
+
+def _join(step: _Step, node: Apply) -> list[Items]:
+    axis, parts = join_of(node)
+    if axis is None:
+        raise WholeArrayError
+    dtype = node.outputs[0].type.dtype
+    try:
+        return [_cast(np.concatenate([step.of(part) for part in parts], axis), dtype)]
+    except ValueError as error:
+        raise WholeArrayError from error
+
+
+def _split(step: _Step, node: Apply) -> list[Items]:
+    whole, axis, sizes = split_of(node)
+    items = step.of(whole)
+    if axis is None or not isinstance(sizes, Constant) or sum(sizes.data) != items.shape[axis]:
+        raise WholeArrayError
+    return np.split(items, np.cumsum(sizes.data)[:-1], axis)
+
+
+def _cast(items: Items, dtype: str) -> Items:
+    found = np.empty(items.shape, dtype=object)
+    for place in np.ndindex(*items.shape):
+        found[place] = pt.cast(items[place], dtype)
+    return found
+
+
+def _make_vector(step: _Step, node: Apply) -> list[Items]:
+    items = np.empty(len(node.inputs), dtype=object)
+    for k, inp in enumerate(node.inputs):
+        items[k] = step.of(inp)[()]
+    return [_cast(items, node.outputs[0].type.dtype)]
+
+
+def _reduce(step: _Step, node: Apply) -> list[Items]:
+    op, items, out = node.op, step.of(node.inputs[0]), node.outputs[0]
+    axes = range(items.ndim) if op.axis is None else [axis % items.ndim for axis in op.axis]
+    kept = [axis for axis in range(items.ndim) if axis not in axes]
+    if not all(items.shape[axis] for axis in axes):
+        raise WholeArrayError
+    rows = items.transpose(*kept, *axes).reshape([*(items.shape[k] for k in kept), -1])
+    found = np.empty(rows.shape[:-1], dtype=object)
+    dtype, combine = getattr(op, "acc_dtype", None) or out.type.dtype, Elemwise(op.scalar_op)
+    for place in np.ndindex(*found.shape):
+        row = _cast(rows[place], dtype)
+        found[place] = pt.cast(reduce(lambda a, b: step.apply(combine, a, b)[0], row), out.dtype)
+    return [found]
+
+
+def _reshape(step: _Step, node: Apply) -> list[Items]:
+    shape = node.outputs[0].type.shape
+    if None in shape:
+        raise WholeArrayError
+    return [step.of(node.inputs[0]).reshape(shape)]
+
+
+def _specify_shape(step: _Step, node: Apply) -> list[Items]:
+    items, shape = step.of(node.inputs[0]), node.outputs[0].type.shape
+    if any(size not in (None, own) for size, own in zip(shape, items.shape, strict=True)):
+        raise WholeArrayError
+    return [items]
+
+
+def _alloc(step: _Step, node: Apply) -> list[Items]:
+    shape = node.outputs[0].type.shape
+    if None in shape:
+        raise WholeArrayError
+    return [np.broadcast_to(step.of(node.inputs[0]), shape)]
+
+
+def _shape(step: _Step, node: Apply) -> list[Items]:
+    items = np.empty(node.inputs[0].type.ndim, dtype=object)
+    items[:] = [pt.constant(size, dtype="int64") for size in step.of(node.inputs[0]).shape]
+    return [items]
+
+
+def _shape_i(step: _Step, node: Apply) -> list[Items]:
+    return [_shape(step, node)[0][node.op.i : node.op.i + 1].reshape(())]
+
+
+def _extract_diagonal(step: _Step, node: Apply) -> list[Items]:
+    op = node.op
+    return [np.diagonal(step.of(node.inputs[0]), op.offset, op.axis1, op.axis2)]
+
+
+def _alloc_diagonal(step: _Step, node: Apply) -> list[Items]:
+    op, items = node.op, step.of(node.inputs[0])
+    if items.ndim != 1 or (op.offset, op.axis1, op.axis2) != (0, 0, 1):
+        raise WholeArrayError
+    matrix = np.full((items.size, items.size), pt.constant(0, dtype=node.outputs[0].type.dtype))
+    matrix[np.diag_indices(items.size)] = items
+    return [matrix]
+
+
+def _dot(step: _Step, node: Apply) -> list[Items]:
+    """Multiply by sums of products, the items of a sum in order."""
+    left, right = map(step.of, node.inputs)
+    if left.shape[-1] != right.shape[0] or not left.shape[-1]:
+        raise WholeArrayError
+    found = np.empty((*left.shape[:-1], *right.shape[1:]), dtype=object)
+    for place in np.ndindex(*found.shape):
+        row, column = left[place[: left.ndim - 1]], right[(..., *place[left.ndim - 1 :])]
+        products = [step.apply(pt.mul, a, b)[0] for a, b in zip(row, column, strict=True)]
+        found[place] = reduce(lambda a, b: step.apply(pt.add, a, b)[0], products)
+    return [found]
+
+
+Way = Callable[[_Step, Apply], list[Items]]
+WAYS: dict[type, Way] = {
+    Elemwise: _elemwise,
+    DimShuffle: _dimshuffle,
+    Subtensor: _subtensor,
+    IncSubtensor: _inc_subtensor,
+    Join: _join,
+    Split: _split,
+    MakeVector: _make_vector,
+    CAReduce: _reduce,
+    Reshape: _reshape,
+    SpecifyShape: _specify_shape,
+    Alloc: _alloc,
+    Shape: _shape,
+    Shape_i: _shape_i,
+    Dot: _dot,
+    ExtractDiag: _extract_diagonal,
+    AllocDiag: _alloc_diagonal,
+}
