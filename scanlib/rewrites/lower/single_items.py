@@ -48,7 +48,7 @@ Array = Given | Carry
 
 
 class Access(NamedTuple):
-    """A node that reads a place of an `Array`, or writes there; None if it is known to have that."""
+    """A node that reads a place of an `Array`, or writes there: None if it is known to have it."""
 
     node: Apply
     place: Place
