@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.tensor.linalg import cho_solve, cholesky, eigh, expm, qr
-from pytensor.tensor.sort import sort
 
 from benchmarks.model import Array, Graph, Library
 
@@ -152,10 +151,6 @@ def rows_data(*shape: int) -> list[Array]:
     return [np.random.default_rng(1).normal(size=(1_000, *shape))]
 
 
-def sorted_values(x: Any, h: Any) -> Any:
-    return sort(0.9 * h + x)
-
-
 def exponential(x: Any, h: Any) -> Any:
     return pt.tanh(expm(0.1 * (h + x)))
 
@@ -176,7 +171,6 @@ def without_kernel(title: str, step: Callable[[Any, Any], Any], *shape: int) -> 
 
 
 WITHOUT_KERNELS = {
-    "sort": without_kernel("sort, 10 numbers", sorted_values, 10),
     "expm3": without_kernel("expm, 3 × 3", exponential, 3, 3),
     "expm20": without_kernel("expm, 20 × 20", exponential, 20, 20),
     "qr": without_kernel("qr, 4 × 4", orthogonal, 4, 4),

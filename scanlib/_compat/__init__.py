@@ -252,6 +252,16 @@ def split_of(node: Apply) -> tuple[Variable, int | None, Variable]:
     return whole, None if axis is None else axis % whole.type.ndim, sizes
 
 
+def sorted_axis(node: Apply) -> int | None:
+    """Return the axis along which a node sorts, None if it is not known or there is no such axis.
+
+    Later releases keep it in the Op; in 3.0.x it is an input.
+    """
+    op, ndim = getattr(node.op, "core_op", node.op), node.outputs[0].type.ndim
+    axis = _known_axis(getattr(op, "axis", node.inputs[-1]))
+    return axis % ndim if axis is not None and -ndim <= axis < ndim else None
+
+
 def _known_axis(axis: Any) -> int | None:
     if isinstance(axis, int):
         return axis

@@ -23,11 +23,12 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
+from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
 
-from scanlib._compat import join_of, split_of
+from scanlib._compat import join_of, sorted_axis, split_of
 
 # An axis of an array, None where its places mix, and the axis of an array that it runs along.
 Alike = tuple[Variable, int | None, Variable, int]
@@ -68,6 +69,9 @@ def _kept(node: Apply) -> Iterable[tuple[int, int, int]]:
         summed = range(inputs[0].type.ndim) if op.axis is None else op.axis
         left = (axis for axis in range(inputs[0].type.ndim) if axis not in summed)
         yield from ((0, axis, k) for k, axis in enumerate(left))
+    elif isinstance(op, SortOp | ArgSortOp):
+        own = sorted_axis(node)
+        yield from ((0, axis, axis) for axis in range(ndim) if own not in (None, axis))
     elif isinstance(op, Softmax | LogSoftmax | CumOp):
         along = op.axis if isinstance(op.axis, tuple) else (op.axis,)
         lost = range(ndim) if None in along else [axis % ndim for axis in along]

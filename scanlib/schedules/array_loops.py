@@ -31,6 +31,7 @@ from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
     algebra,
     blockwise,
     gathers,
+    orders,
     views,
 )
 from scanlib.kernels.arrays.array_step import RULES, Destination, Step, core_op, overwrites

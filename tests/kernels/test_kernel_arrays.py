@@ -114,6 +114,14 @@ VECTOR_STEPS = {
     "repeat": lambda x, k, h: pt.repeat(h[:1], N) + pt.tile(x[:1], N) + pt.roll(h, 2) * 0.3,
     "dots": lambda x, k, h: pt.stack([h, x]).T @ pt.stack([h @ x, x.sum()]) * 0.1,
     "numbers": lambda x, k, h: (pt.stack([h[0], x[1], h.mean(), 1.0, 2.0]) + h.size)[::-1] * 0.3,
+    "sort": lambda x, k, h: pt.sort(h * x)[::-1] * 0.9 + pt.sort(k) * h,
+    "argsort": lambda x, k, h: (
+        h[pt.argsort(x + h)] * 0.9 + pt.argsort(pt.argsort(k, stable=True)) * x
+    ),
+    "search": lambda x, k, h: (
+        h[pt.minimum(pt.searchsorted(pt.cumsum(pt.exp(x)), pt.exp(h)), N - 1)] * 0.9
+        + pt.searchsorted(h[1:], x[0], side="right")
+    ),
     "variance": lambda x, k, h: (h - h.mean()) / (1 + h.std()) + pt.prod(x) + h[::-1],
 }
 MATRIX_STEPS = {
@@ -132,6 +140,7 @@ MATRIX_STEPS = {
         pt.vectorize(lambda a, b: a @ b, "(n),(n)->()")(h, x)[:, None] + h[::-1] * 0.3
     ),
     "cumulative": lambda x, k, h: pt.cumsum(h, 0) * 0.2 + pt.cumsum(h, 1) * 0.1 + x,
+    "sorts": lambda x, k, h: pt.sort(h, 0) * 0.5 + pt.sort(h.T, 1)[::-1] * x + pt.argsort(h, 0) * x,
     "softmax": lambda x, k, h: pt.special.softmax(h, axis=1) + pt.special.softmax(h, axis=0) * x,
     "sums": lambda x, k, h: pt.logsumexp(h, axis=1, keepdims=True) + h.sum(0) * 0.1 + h.T.mean(),
     "extremes": lambda x, k, h: pt.max(h, 1, keepdims=True) + h.min(0) + h[::-1] * 0.1 + h.max(),
@@ -446,3 +455,15 @@ def test_generated_loops(case):
             continue
         if all(map(has_compiled_function, program.functions)):
             agree(op, arrays, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("columns", [0, 3])
+def test_solves_read_one_triangle_of_a_symmetric_matrix(lower, columns):
+    (A, h), values = drawn(x=(N, N), h=(N, columns) if columns else (N,))
+
+    def step(h, A):
+        z = pt.linalg.solve(A, h, assume_a="sym", lower=lower, b_ndim=h.ndim)
+        return z / (1 + abs(z).sum())
+
+    check([A, h], scan(step, None, [h], [A], n_steps=4), values)

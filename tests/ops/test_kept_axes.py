@@ -14,6 +14,7 @@ STEPS = {
     "rows of a batch": (cube, cube @ w, [0, 1]),
     "a function of rows": (h, pt.vectorize(lambda row: pt.dot(w, row), "(d)->(d)")(h), [0]),
     "softmax": (cube, pt.special.softmax(cube, axis=-1), [0, 1]),
+    "sorted": (cube, pt.sort(cube, axis=1) + pt.argsort(cube, axis=-2), [0, 2]),
     "a sum": (h, h + h.sum(axis=0, keepdims=True), [1]),
     "a transpose": (h, h + h.T, []),
     "a row back to front": (h, h[::-1], [1]),

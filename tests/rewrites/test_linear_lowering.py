@@ -501,6 +501,36 @@ def test_small_matrices_that_products_make_are_left_to_the_loop(step, lowered):
     assert lowered or "making a matrix for each step" in reason
 
 
+@pytest.mark.parametrize("size", [6, None])
+def test_derivatives_that_are_matrices_are_left_to_the_loop(size, mode):
+    """Those of a step of Sinkhorn's algorithm: a product of two, as many numbers as costs each."""
+    cost = pt.tensor("cost", shape=(size, size))
+
+    def step(f, g, cost):
+        f = -pt.logsumexp(g[None, :] - cost, axis=1)
+        return f, -pt.logsumexp(f[:, None] - cost, axis=0)
+
+    starts = [pt.zeros(cost.shape[0]), pt.zeros(cost.shape[1])]
+    f, _ = scanlib.scan(step, None, starts, [cost], n_steps=4, return_updates=False)
+    function = pytensor.function([cost], pytensor.grad((f**2).sum(), cost), mode=mode)
+    assert not any(isinstance(node.op, LinearScan) for node in function.maker.fgraph.apply_nodes)
+    value = rng.normal(size=(6, 6))
+
+    def plain(cost):
+        g, total = np.zeros(6), 0
+        for _ in range(4):
+            f = -np.log(np.exp(g[None, :] - cost).sum(axis=1))
+            g = -np.log(np.exp(f[:, None] - cost).sum(axis=0))
+            total += (f**2).sum()
+        return total
+
+    found = function(value)
+    for place in np.ndindex(6, 6):
+        moved = value.astype(complex)
+        moved[place] += 1e-30j
+        np.testing.assert_allclose(found[place], plain(moved).imag / 1e-30, rtol=1e-9)
+
+
 def test_sizes_that_a_step_computes_are_left_to_the_loop():
     B, k, h0 = pt.dmatrix("B"), pt.lvector("k"), pt.dvector("h0")
     trace = scanlib.scan(lambda k, h: (B @ h)[k : k + 3], k, h0, return_updates=False)

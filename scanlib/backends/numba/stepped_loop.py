@@ -2,7 +2,7 @@
 
 The nodes of a step that have kernels are gathered into programs; each Op that has none computes its
 results in Python, as it does in a loop of PyTensor's under the C linker. Nothing waits for numba,
-which needs 3 to 22 s of processor time for PyTensor's functions of sorting, of LAPACK and the like,
+which needs 3 to 22 s of processor time for PyTensor's functions of LAPACK and the like,
 where all of `pytensor.scan` is compiled in 6 to 9 and this in half of one.
 """
 

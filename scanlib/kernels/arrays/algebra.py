@@ -19,7 +19,7 @@ from scanlib.kernels.language import FLOATS, Value
 from scanlib.kernels.linalg import factorizations, products
 from scanlib.kernels.linalg.matrices import Matrix, packed
 from scanlib.kernels.scalars import NoKernelError, parts_of
-from scanlib.kernels.spans import load_number
+from scanlib.kernels.spans import load_number, store_number
 from scanlib.ops.messages import shape_text
 from scanlib.ops.row_ops.triangular import TriangularFactor
 
@@ -216,19 +216,35 @@ def write_determinant(step: Step, node: Apply) -> None:
         step.bind_number(out, result)
 
 
+def _mirrored(step: Step, place: Place, lower: bool) -> Matrix:
+    """Return a symmetric matrix, of which one triangle is read."""
+    w, whole = step.writer, step.fresh(place.dtype, place.sizes)
+    size = step.value(place.sizes[0])
+    with w.loop(0, size) as i, w.loop(0, size) as j:
+        ends = w.select(i < j, i, j), w.select(i < j, j, i)
+        row, column = ends[::-1] if lower else ends
+        source = step.bytes(row, place.strides[0]) + step.bytes(column, place.strides[1])
+        target = step.bytes(i, whole.strides[0]) + step.bytes(j, whole.strides[1])
+        number = load_number(w, place.dtype, place.pointer, source)
+        store_number(w, whole.pointer, target, number)
+    return matrix(step, whole)
+
+
 @rule(SolveTriangular, CholeskySolve, Solve)
 def write_solve(step: Step, node: Apply) -> None:
     """Write a solve; which one depends on what is known of the matrix."""
     _check_real(node)
     op, (left, right), (out,), w = core_op(node), node.inputs, node.outputs, step.writer
     kind = getattr(op, "assume_a", "gen")
-    if kind not in ("gen", "pos"):
+    if kind not in ("gen", "pos", "sym", "her"):
         raise NoKernelError(f"a solve with a matrix that is {kind} has no kernel")
     place, b = step.place(left), step.place(right)
     text = f"{CONFORM}{shape_text(place.ndim)} and {shape_text(b.ndim)}"
     step.require(b.sizes[0], place.sizes[0], "LinAlgError", text, [*place.sizes, *b.sizes])
     target = _contiguous_target(step, out, [place.sizes[0], *b.sizes[1:]])
     a = _square(step, place)
+    if kind in ("sym", "her"):
+        a = _mirrored(step, place, bool(op.lower))
     given = matrix(step, as_matrix(b, is_row=False))
     result, lower = _result(step, as_matrix(target, is_row=False)), bool(op.lower)
     upper = a.turned if lower else a

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pytensor.graph.basic import Apply, Variable
+import numpy as np
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.blockwise import Blockwise
 
 from scanlib.kernels.arrays.array_step import Destination, Step, rule
@@ -26,6 +27,7 @@ class Batch:
         self.step, self.node = step, node
         self.ndim = node.op.batch_ndim(node)
         self.core = node.op._create_dummy_core_node(node.inputs)
+        self.core.inputs = list(map(_known_item, node.inputs, self.core.inputs))
         inputs = zip(node.inputs, node.op.inputs_sig, strict=True)
         batched = [
             (v, step.place(v).sizes[:n]) for v, sig in inputs if (n := v.type.ndim - len(sig))
@@ -41,6 +43,8 @@ class Batch:
             self.node.inputs, self.core.inputs, self.node.op.inputs_sig, strict=True
         ):
             lead = outer.type.ndim - len(signature)
+            if isinstance(inner, Constant):
+                continue
             if not lead:
                 step.alias(inner, outer)
                 continue
@@ -79,6 +83,15 @@ class Batch:
             return whole.along(range(self.ndim, whole.ndim), pointer)
 
         step.destinations[inner] = Destination(place, "ValueError", (RESULTS,) * inner.type.ndim)
+
+
+def _known_item(outer: Variable, inner: Variable) -> Variable:
+    """Return what an Op is given of one item: a number that is known to be the same for all, such
+    as an axis in releases of PyTensor before 3.3."""
+    is_integer = inner.type.dtype.startswith("int") and inner.type.ndim == 0
+    if is_integer and isinstance(outer, Constant) and np.unique(outer.data).size == 1:
+        return inner.type.make_constant(outer.data.reshape(-1)[0])
+    return inner
 
 
 @rule(Blockwise)

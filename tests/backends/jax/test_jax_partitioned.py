@@ -121,6 +121,8 @@ def check_steps():
     for step, moved in (
         (lambda x, h, W: pt.exp(h - h.max(axis=-1, keepdims=True)) @ W + x, 0),
         (lambda x, h, W: pt.tanh(h @ W + x) * weights[:, None], 0),  # one for each item
+        (lambda x, h, W: pt.sort(h @ W, axis=1) + x, 0),
+        (lambda x, h, W: pt.sort(h @ W, axis=0) + x, 1),
         (lambda x, h, W: pt.tanh(h @ W + x)[::-1], 1),
         (lambda x, h, W: pt.tanh(h @ W + x) - h.mean(axis=0), 1),
     ):
