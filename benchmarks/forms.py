@@ -80,6 +80,14 @@ GROUPS: dict[str, Mapping[str, Form]] = {
         ),
         "rows of a matrix": lambda: scan(lambda r, h: (h + r[0]) * r[1], pairs, 0.0),
     },
+    "e^(-w²) h + log(1 + x²)": {
+        "sequences": lambda: scan(
+            lambda x, w, h: pt.exp(-(w**2)) * h + pt.log1p(x**2), [x, w], 0.0
+        ),
+        "rows of a matrix": lambda: scan(
+            lambda r, h: pt.exp(-(r[1] ** 2)) * h + pt.log1p(r[0] ** 2), pairs, 0.0
+        ),
+    },
     "Lorenz": {
         "three states": lambda: pt.stack(
             scan(lorenz, None, [1.0, 1.0, 1.0], n_steps=STEPS), axis=1

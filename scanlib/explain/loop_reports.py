@@ -12,7 +12,7 @@ from pytensor.graph.op import HasInnerGraph, Op
 
 from scanlib._compat import is_legacy_scan, thaw_graph
 from scanlib.analysis.recognition import analyse
-from scanlib.analysis.scalar_body import ScalarLoop, sum_carries
+from scanlib.analysis.scalar_body import NotElementwiseError, ScalarLoop, sum_carries
 from scanlib.explain.data import (
     FUSED,
     IN_ORDER,
@@ -38,6 +38,8 @@ from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.lowered.newton_scan import is_newton
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt.adopt import legacy_name
+from scanlib.rewrites.lower.lower_elementwise import lower_elementwise
+from scanlib.rewrites.lower.single_items import items_apart
 from scanlib.schedules.selection import (
     MANY_STEPS,
     can_chunk,
@@ -136,8 +138,11 @@ def _elementwise(node: Apply, loop: Loop, setting: Setting) -> Report:
 def _scan(node: Apply, loop: Loop, setting: Setting) -> Report:
     recurrences: list[str | None] = [None] * len(loop.states)
     recurrences += ["sum over time" if is_sum else None for is_sum in sum_carries(loop)]
-    obstacles, nouns = obstacles_of(node)
     order = "one function for the loop, operation by operation in each step"
+    if (items := _but_for_items(node, setting)) is not None:
+        grade = {key: items.pop(key) for key in ("grade", "because", "action")}
+        return recurrences, items | setting.running(node, order, grade)
+    obstacles, nouns = obstacles_of(node)
     running = setting.running(node, order, _grade_general(obstacles, nouns))
     if is_newton(node.op):
         running |= _grade_newton(constant_integer(loop.n_steps))
@@ -145,6 +150,22 @@ def _scan(node: Apply, loop: Loop, setting: Setting) -> Report:
     work = listed(nouns, 3) if nouns else "array operations"
     inner = tuple(_inner_loops(node, setting))
     return recurrences, {"work": work, "obstacles": tuple(obstacles), "inner": inner, **running}
+
+
+def _but_for_items(node: Apply, setting: Setting) -> dict[str, Any] | None:
+    """Return what there is to say of a loop that would be elementwise if it read no single items
+    of arrays, and gains nothing by it; None for others."""
+    apart = items_apart(node)
+    if apart is None:
+        return None
+    try:
+        lowered = lower_elementwise(apart)
+    except NotElementwiseError:
+        return None
+    loop = Loop.from_node(lowered)
+    name_parts(loop)
+    _, found = _elementwise(lowered, loop, setting)
+    return None if found["grade"] == PARALLEL else found
 
 
 def _inner_loops(node: Apply, setting: Setting) -> list[LoopExplanation]:

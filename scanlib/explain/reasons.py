@@ -21,8 +21,13 @@ from scanlib.ops.expressions import Expressions
 from scanlib.ops.loop import Loop
 from scanlib.rewrites.lower.lower_elementwise import specialize_body
 from scanlib.rewrites.lower.lower_linear import explain_linear
+from scanlib.rewrites.lower.single_items import MOST_READ, MOST_WRITTEN, items_apart
 
 MAX_OPERANDS = 3
+_MANY_ITEMS = (
+    f"a step reads more than {MOST_READ} single items of arrays, or writes more than "
+    f"{MOST_WRITTEN} of one, which is faster step by step"
+)
 DRAWS = "random draws"
 
 
@@ -84,7 +89,8 @@ _OWN = Work(
 
 def obstacles_of(node: Apply) -> tuple[list[Obstacle], list[str]]:
     """Return why a `Scan` was not lowered, and nouns for what its steps consist of."""
-    loop, again = Loop.from_node(node), Loop.from_node(node)
+    apart, again = items_apart(node), Loop.from_node(node)
+    loop = Loop.from_node(node) if apart is None else apart
     for own in (loop, again):
         name_parts(own)
     nouns, obstacles = _unfollowed(loop)
@@ -94,7 +100,10 @@ def obstacles_of(node: Apply) -> tuple[list[Obstacle], list[str]]:
     except NotElementwiseError as error:
         obstacles = obstacles or [Obstacle(None, str(error))]
     else:
-        return [_left_out("elementwise", "scanlib__lower", config.scanlib__lower)], nouns
+        if apart is not None and items_apart(node, limited=True) is None:
+            return [Obstacle(None, _MANY_ITEMS)], nouns
+        rewrite = "elementwise" if apart is None else "items"
+        return [_left_out(rewrite, "scanlib__lower", config.scanlib__lower)], nouns
     linear = explain_linear(again.apply().node)
     if linear is None:
         return [_left_out("linear", "scanlib__linear", config.scanlib__linear)], nouns

@@ -63,7 +63,7 @@ class Expressions:
         """Return what a node computes as an expression."""
         depth = self.depth if depth is None else depth
         op = core_op(node)
-        if isinstance(op, TensorFromScalar | ScalarFromTensor):
+        if isinstance(op, TensorFromScalar | ScalarFromTensor) or getattr(op, "is_check", False):
             return self.value(node.inputs[0], depth)
         if isinstance(op, DimShuffle):
             text = self.value(node.inputs[0], depth)

@@ -11,6 +11,7 @@ from scanlib.rewrites.adopt.adopt import AdoptLoops
 from scanlib.rewrites.inline import slice_whole_batch, write_out
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, SumsIntoLoops
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
+from scanlib.rewrites.lower.single_items import SplitItems
 from scanlib.rewrites.lower.stacked_traces import StackTraces
 from scanlib.rewrites.newton.iterate import SolveByNewton
 from scanlib.rewrites.over_time.written_rows import join_written_rows, pad_rows_of_loops
@@ -47,6 +48,8 @@ ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
     (0.058, "long_sums", FlattenLongSums(), ALWAYS),
     # After the first merge, before canonicalization hides what reads a history.
     (0.06, "simplify", SimplifyLoops(), FAST),
+    # Before canonicalization, which reads the items of arrays that are put together.
+    (0.062, "items", SplitItems(), FAST),
     # Before PyTensor merges two indices into one.
     (0.07, "last_rows", CheckLastRows(), ALWAYS),
     # Masks for batches that no loop read are all true.

@@ -221,3 +221,37 @@ def test_a_nonlinear_scalar_loop():
     assert loop.schedule == STEPS
     assert "cannot be combined" in loop.because
     assert "'y' is not affine" in reasons(loop)
+
+
+@pytest.mark.all_forms
+@pytest.mark.parametrize(
+    "step, because",
+    [
+        (lambda row, y: pt.sin(row[0] * y) + row[1], "steps of state 'y' cannot be combined"),
+        (lambda row, y: (row[0] * y, scanlib.until(row[1] > 0)), "`until` may end the loop"),
+    ],
+)
+def test_items_of_rows_are_no_obstacle(step, because):
+    """A loop that is read row by row says what one of two sequences would."""
+    loop = explain_one(scan(step, pt.dmatrix("rows"), pt.dscalar("y")))
+    assert (loop.op, loop.grade, loop.schedule) == ("Scan", "one fused pass", GENERAL)
+    assert loop.because.startswith(because)
+    assert "index" not in f"{loop.work} {reasons(loop)}"
+
+
+def test_items_of_rows_beside_other_work():
+    weights = pt.dmatrix("weights")
+    step = scan(lambda row, y: pt.tanh(weights @ y + row[0]), pt.dmatrix("rows"), pt.dvector("y"))
+    loop = explain_one(step)
+    assert loop.work == "matrix products"
+    assert "index" not in reasons(loop)
+
+
+def test_items_of_rows_that_stay():
+    rows = pt.dmatrix("rows")
+    loop = explain_one(scan(lambda row, y: y * row[0] + sum(row[k] for k in range(9)), rows, 0.0))
+    assert "more than 8 single items" in loop.because
+    few = scan(lambda row, y: y * row[0] + row[1], rows, 0.0)
+    (loop,) = scanlib.explain(pytensor.function([rows], few, mode="FAST_COMPILE")).loops
+    assert "leaves out the rewrite scanlib_items" in loop.because
+    assert explain_one(few).part("rows[:, 1]").shape == ()

@@ -26,7 +26,7 @@ from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import Subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import DenseTensorType
 from pytensor.tensor.type_other import NoneTypeT
 
@@ -93,6 +93,7 @@ class Plan:
         nodes = list(toposort_with_orderings(self.fgraph.outputs, orderings=orderings))
         self.cheap = self._cheap(nodes)
         gathered = {n for n in nodes if n not in self.cheap and self._may_be_gathered(n)}
+        gathered -= {node for node in gathered if self._is_left_outside(node, gathered)}
         self.written = self._written(nodes, gathered)
         numbers = {n for n in self.cheap & self.written if isinstance(n.op, Elemwise)}
         alone = {n for n in nodes if n not in gathered and n not in self.cheap}
@@ -124,6 +125,16 @@ class Plan:
             isinstance(variable.type, DenseTensorType | ScalarType | NoneTypeT)
             for variable in (*node.inputs, *node.outputs)
         )
+
+    def _is_left_outside(self, node: Apply, gathered: set[Apply]) -> bool:
+        """Whether a node slices an array that is written into, for nothing that is gathered: a
+        program would return a copy."""
+        written = node.inputs[0].owner if isinstance(node.op, Subtensor) else None
+        if written is None or not isinstance(written.op, IncSubtensor):
+            return False
+        has_slices = all(isinstance(index, slice) for index in node.op.idx_list)
+        readers = {client for client, _ in self.fgraph.clients[node.outputs[0]]}
+        return has_slices and not readers & gathered
 
     def _cheap(self, nodes: Sequence[Apply]) -> set[Apply]:
         """Return views of what comes from elsewhere, and numbers that are computed from numbers."""

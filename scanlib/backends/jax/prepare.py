@@ -28,7 +28,7 @@ from scanlib.backends.jax.known_numbers import KnownNumber, may_be_known
 from scanlib.lengths.known import countable_scalars
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.linker_features import data_in
-from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.checked_rows import CheckedItems, CheckedRows
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.row_segments import SplitRows
 from scanlib.ops.scan import Scan
@@ -39,6 +39,7 @@ FIRST_SIZE: dict[type, int] = {
     AllocEmpty: 0,
     ARange: 0,
     Eye: 0,
+    CheckedItems: 1,
     CheckedRows: 1,
     PaddedRows: 1,
     Repeat: 1,

@@ -17,7 +17,12 @@ from scanlib.backends.jax.bounded import (
     static_int,
 )
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.row_ops.checked_rows import CheckedConvergence, CheckedRows, CheckedValue
+from scanlib.ops.row_ops.checked_rows import (
+    CheckedConvergence,
+    CheckedItems,
+    CheckedRows,
+    CheckedValue,
+)
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
 from scanlib.ops.row_ops.step_products import StepProducts
@@ -112,6 +117,18 @@ def funcify_checked_rows(op: CheckedRows, node: Apply, **kwargs: Any) -> Callabl
         return rows
 
     return checked_rows
+
+
+@jax_funcify.register(CheckedItems)
+def funcify_checked_items(op: CheckedItems, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the function that checks the sizes of an array."""
+
+    def checked_items(array: Any, steps: Any = None) -> Any:
+        known = static_int(array.shape[0] if steps is None else steps)
+        sizes = op.larger(array.shape, 1 if known is None else known)
+        return array if sizes is None else jnp.zeros(sizes, array.dtype)
+
+    return checked_items
 
 
 @jax_funcify.register(CheckedConvergence)

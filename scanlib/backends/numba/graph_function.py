@@ -40,7 +40,7 @@ from scanlib.kernels.program import LoopProgram
 from scanlib.ops.errors import SpecifiedShapeError
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.messages import SPECIFIED_SHAPE
-from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.checked_rows import CheckedItems, CheckedRows
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.schedules.linear_steps import linear_program
 
@@ -225,6 +225,9 @@ class GraphWriter:
         elif isinstance(op, PaddedRows | CheckedRows):
             function = self.known(self.node_function(node))
             self.line(node, f"{{0}} if {{0}}.shape[0] == {{1}} else {function}({{0}}, {{1}})")
+        elif isinstance(op, CheckedItems):
+            holds = " and ".join(f"{{0}}.shape[{axis}] >= {n}" for axis, n in op.sizes.items())
+            self.line(node, f"{{0}} if {holds} else {self.known(op.passed)}({{all}})")
         elif isinstance(op, SpecifyShape):
             self.line(node, f"{self.known(_specified)}({{all}})")
         elif isinstance(op, Subtensor) and (places := self._indices(op, node)) is not None:

@@ -55,7 +55,7 @@ from scanlib.backends.torch.host import on_host
 from scanlib.backends.torch.operator import torch_dtype
 from scanlib.ops.errors import ConvergenceError, SequenceLengthError
 from scanlib.ops.graph import is_linear_algebra
-from scanlib.ops.row_ops.checked_rows import CheckedConvergence, CheckedRows
+from scanlib.ops.row_ops.checked_rows import CheckedConvergence, CheckedItems, CheckedRows
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.step_products import StepProducts
 
@@ -366,6 +366,17 @@ def funcify_checked_rows(op: CheckedRows, node: Apply, **kwargs: Any) -> Functio
         return rows
 
     return checked_rows
+
+
+@pytorch_funcify.register(CheckedItems)
+def funcify_checked_items(op: CheckedItems, node: Apply, **kwargs: Any) -> Function:
+    """Return the check that an array has some items."""
+
+    def checked_items(array: Any, steps: Any = None) -> Any:
+        sizes = op.larger(array.shape, array.shape[0] if steps is None else int(steps))
+        return array if sizes is None else array.new_zeros(sizes)
+
+    return checked_items
 
 
 # PyTensor's own conversions, and what takes their places

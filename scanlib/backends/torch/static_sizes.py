@@ -44,7 +44,7 @@ from scanlib.backends.torch.operator import Shapes
 from scanlib.lengths.numbers import constant_integer, measured
 from scanlib.ops.graph import is_numeric
 from scanlib.ops.linker_features import holds_scanlib_ops
-from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.checked_rows import CheckedItems, CheckedRows
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 
 SizeOf = Callable[[Sequence[torch.Tensor]], Any]
@@ -133,7 +133,7 @@ def _rule(node: Apply) -> Callable[..., Any]:
 _READERS: dict[type, int] = {
     **dict.fromkeys((AllocEmpty, ARange), 0),
     **dict.fromkeys((Alloc, CheckAndRaise, Reshape, SpecifyShape, Subtensor), 1),
-    **dict.fromkeys((CheckedRows, PaddedRows), 1),
+    **dict.fromkeys((CheckedItems, CheckedRows, PaddedRows), 1),
     IncSubtensor: 2,
 }
 

@@ -2,19 +2,23 @@
 
 When a loop is taken apart, what read a sequence row by row reads the whole of it. The loop's
 check that it has one row for every step, and the loop's message, stay with the array:
-`CheckedRows`. A step's index is checked; numba does not check arrays of indices, and would read
-and write anywhere: `checked_places`.
+`CheckedRows`; so do those of single items, `CheckedItems`. A step's index is checked; numba does
+not check arrays of indices, and would read and write anywhere: `checked_places`.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.shape import Shape_i
 
+from scanlib.lengths.steps import Rows, Steps
 from scanlib.ops.errors import ConvergenceError, SequenceLengthError
 from scanlib.ops.graph import Variables
 
@@ -44,6 +48,7 @@ class CheckedArray(Op):
     """Base of Ops that give the array they are given, or an error with a message."""
 
     __props__ = ("message",)
+    is_check = True  # messages and reports say what it checks
     view_map: ClassVar[dict[int, list[int]]] = {0: [0]}
 
     def __init__(self, message: str) -> None:
@@ -69,6 +74,76 @@ class CheckedRows(CheckedArray):
         if len(rows) != steps:
             raise SequenceLengthError(self.message, len(rows), int(steps))
         output_storage[0][0] = rows
+
+
+class Item(NamedTuple):
+    """A place along an axis of an array, and the error if it is none: ``{}`` are the number of the
+    step and the size of the axis."""
+
+    axis: int
+    place: int
+    message: str
+
+    @property
+    def least(self) -> int:
+        """The size that the axis must have."""
+        return self.place + 1 if self.place >= 0 else -self.place
+
+
+class CheckedItems(CheckedArray):
+    """The array it is given, which has some items, or an `IndexError`.
+
+    There is no error without steps, whose number is given, or else that of the rows. The result is
+    then zeros, enough of them to read the items.
+    """
+
+    __props__ = ("items",)
+    __str__ = CheckedArray.__str__  # PyTensor's would show all messages
+
+    def __init__(self, items: tuple[Item, ...]) -> None:
+        """`sizes` are those that axes have at least."""
+        self.items = items
+        axes = sorted({item.axis for item in items})
+        self.sizes = {axis: max(i.least for i in items if i.axis == axis) for axis in axes}
+
+    def covers(self, other: CheckedItems) -> bool:
+        """Whether an array that passes has the items of another check."""
+        return all(self.sizes.get(axis, 0) >= least for axis, least in other.sizes.items())
+
+    def make_node(self, array: Variable, *steps: Variable) -> Apply:
+        shape = [None if k in self.sizes else n for k, n in enumerate(array.type.shape)]
+        return Apply(self, [array, *steps], [array.type.clone(shape=shape)()])
+
+    def infer_shape(self, *arguments: Any) -> list[tuple[Any, ...]]:
+        node, shapes = arguments[-2:]
+        (out,) = node.outputs
+        found = enumerate(shapes[0])
+        return [tuple(Shape_i(k)(out) if k in self.sizes else size for k, size in found)]
+
+    def steps_of(self, node: Apply) -> Steps | None:
+        """Return what there is to say of lengths: it has the rows that it is given."""
+        is_rows = len(node.inputs) == 1
+        return Steps(None, node.inputs[:1], [Rows(0, each_step=True)], [None]) if is_rows else None
+
+    def larger(self, shape: Sequence[int], steps: int) -> tuple[int, ...] | None:
+        """Return the sizes of the zeros in the place of an array, None if it has the items."""
+        for axis, least in self.sizes.items():
+            if shape[axis] < least:
+                break
+        else:
+            return None
+        if steps:
+            wrong = next(item for item in self.items if shape[item.axis] < item.least)
+            raise IndexError(wrong.message.format(0, shape[wrong.axis]))
+        return tuple(max(size, self.sizes.get(axis, 0)) for axis, size in enumerate(shape))
+
+    def passed(self, array: Any, steps: Any = None) -> Any:
+        """Return the array, or zeros, or raise the error."""
+        sizes = self.larger(array.shape, len(array) if steps is None else steps)
+        return array if sizes is None else np.zeros(sizes, array.dtype)
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        output_storage[0][0] = self.passed(*inputs)
 
 
 class CheckedConvergence(CheckedArray):

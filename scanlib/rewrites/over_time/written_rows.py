@@ -1,9 +1,9 @@
-"""Slices written into zeros.
+"""Slices and columns written into zeros.
 
 The gradient of a loop which starts from the first row of an array and reads the others writes each
 slice's cotangent into zeros of the whole. Written as a join it is one pass over memory instead of
-one for the zeros and one for each slice. The gradient of a loop's sequence is rows in an
-array of zeros that is nearly always full: a `PaddedRows`.
+one for the zeros and one for each slice; and so are all columns of a matrix. The gradient of a
+loop's sequence is rows in an array of zeros that is nearly always full: a `PaddedRows`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def join_written_rows(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
         return None
     joined = _behind_zeros(node)
     joined = _joined(node) if joined is None else joined
+    joined = _stacked(node) if joined is None else joined
     fits = joined is not None and node.outputs[0].type.is_super(joined.type)
     return [joined] if fits else None
 
@@ -107,6 +108,28 @@ def _joined(node: Apply) -> Variable | None:
             if k != axis and narrow and not wide:
                 return None
     return pt.join(axis, *values)
+
+
+def _stacked(node: Apply) -> Variable | None:
+    """Return the stack of what is written at all places of an axis, at each once."""
+    out, found = node.outputs[0].type, dict[int, Variable]()
+    axis = len(node.op.idx_list) - 1
+    size, current = out.shape[axis], node.outputs[0]
+    kind = (out.dtype, out.broadcastable[:axis] + out.broadcastable[axis + 1 :])
+    while current.owner is not None and isinstance(current.owner.op, IncSubtensor):
+        base, value, *rest = current.owner.inputs
+        *others, last = indices_from_subtensor(rest, current.owner.op.idx_list)
+        place = None if isinstance(last, slice) else constant_index(last)
+        same = (value.type.dtype, value.type.broadcastable) == kind
+        is_part = same and others == [slice(None)] * axis
+        if place is None or size is None or not is_part or place % size in found:
+            return None
+        found[place % size] = value
+        current = base
+    if len(found) != size or len(kind[1]) == 0 or not is_zeros(current):
+        return None
+    values = [found[place] for place in range(size)]
+    return pt.stack(values, axis) if size > 1 else pt.expand_dims(values[0], axis)
 
 
 def _axis_slice(node: Apply) -> tuple[int, _Slice] | None:
