@@ -14,6 +14,7 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 import scanlib
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.scan import Scan
 from tests.checks import assert_derivatives, assert_same, evaluate
 from tests.modes import MODES
 from tests.reference import reference_scan
@@ -282,3 +283,32 @@ def test_batches(order, mode):
         for own in values
     ]
     assert_same([function(values)], [np.array(expected)])
+
+
+def test_parameters_of_few_numbers(mode):
+    """Accumulators of parameters' items, in a loop that stays one over a small vector."""
+    x, theta = pt.dvector("x"), pt.dvector("theta")
+
+    def step(x, h, theta):
+        return pt.stack([theta[0] + theta[1] * h[1] ** 2 + theta[2] * h[0], x])
+
+    trace = pytensor.scan(step, x, pt.ones(2), theta, return_updates=False)
+    with scanlib.enabled():
+        derivative = pytensor.grad((trace**2).sum(), theta)
+        f = pytensor.function([x, theta], derivative, mode=mode)
+    if mode is not MODES["py"]:
+        assert all(isinstance(op, Scan) for op in loops(f))
+    values, parameters = np.array([0.5, -1.0, 2.0]), np.array([0.1, 0.2, 0.7])
+
+    def plain(theta):
+        h, total = np.ones(2), 0
+        for item in values:
+            h = np.array([theta[0] + theta[1] * h[1] ** 2 + theta[2] * h[0], item])
+            total += (h**2).sum()
+        return total
+
+    found = f(values, parameters)
+    for k in range(3):
+        moved = parameters.astype(complex)
+        moved[k] += 1e-30j
+        np.testing.assert_allclose(found[k], plain(moved).imag / 1e-30, rtol=1e-10)

@@ -6,9 +6,9 @@ and each item of a whole array a non-sequence. The gradient of such a loop write
 zeros, or adds them to an accumulator: each item becomes an output, or an accumulator, and is
 written into the array behind the loop.
 
-This is done where the loop is elementwise then, and each of its states of a recurrence class:
-others gain nothing by it on processors. Where an array may lack an item, a `CheckedItems` raises
-the error of the step that reads it.
+This is done where the loop is elementwise then, and each of its states of a recurrence class, or
+where it can work on few numbers only then: others gain nothing by it on processors. Where an array
+may lack an item, a `CheckedItems` raises the error of the step that reads it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Second
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
 
+from scanlib._compat import thaw_graph
 from scanlib.analysis.recognition import analyse
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.lengths.numbers import constant_index
@@ -34,6 +35,7 @@ from scanlib.ops.loop import Sequence as Rows
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.messages import out_of_bounds
 from scanlib.ops.row_ops.checked_rows import CheckedItems, Item
+from scanlib.ops.small_arrays import take_apart
 from scanlib.rewrites.edit import Lookup, LoopEdit
 from scanlib.rewrites.lower.lower_elementwise import specialize_elementwise
 from scanlib.rewrites.simplify.redundant import drop_unread_inputs
@@ -68,7 +70,7 @@ class SplitItems(LowersLoops):
         if not (config.scanlib__lower and config.scanlib__simplify):
             return False
         items = _Items(LoopEdit(fgraph, node))
-        if not items.split() or not _gains(Loop.from_node(items.loop.apply().node)):
+        if not items.split() or not _gains(node, items.loop.apply().node):
             return False
         replace(fgraph, items.edit.replacements(), "scanlib_items")
         return True
@@ -80,13 +82,20 @@ def items_apart(node: Apply, limited: bool = False) -> Loop | None:
     return items.loop if items.split(limited) else None
 
 
-def _gains(loop: Loop) -> bool:
-    """Whether steps of a loop, which is edited, may be taken several at once."""
+def _gains(node: Apply, new: Apply) -> bool:
+    """Whether steps of a loop may be taken several at once, or small states stay in registers."""
+    loop = Loop.from_node(new)
+    if any(part.type.ndim for part in loop.recurrent) and not _works_on_numbers(node):
+        return _works_on_numbers(new)
     try:
         specialize_elementwise(loop)
         return loop.stop is None and None not in analyse(scalar_loop(loop)).families
     except NotElementwiseError:
         return False
+
+
+def _works_on_numbers(node: Apply) -> bool:
+    return take_apart(thaw_graph(node.op.body), node.op.signature) is not None
 
 
 class _Items:
