@@ -134,7 +134,7 @@ def check_step_matrices(loop: Loop, steps: Mapping[Variable, Variable], matrix: 
         return
     largest = max(length or SMALL_MATRIX + 1 for length in matrix.type.shape[-2:])
     products = _products(matrix, rows)
-    if _step_is_given_matrices(steps, rows):
+    if _step_has_matrices(steps, rows):
         own = set(toposort(list(steps.values())))
         costs_more = largest > SMALL_MATRIX and not own.issuperset(products)
     else:
@@ -153,27 +153,20 @@ def _products(matrix: Variable, rows: set[Variable]) -> list[Apply]:
     ]
 
 
-def _step_is_given_matrices(steps: Mapping[Variable, Variable], rows: set[Variable]) -> bool:
-    """Whether a step multiplies a state with a matrix that it is given, or makes of such.
-
-    One that it makes of vectors, as derivatives of softmax, takes as much memory for all steps as
-    none of them does.
-    """
+def _step_has_matrices(steps: Mapping[Variable, Variable], rows: set[Variable]) -> bool:
+    """Whether a step multiplies a state with a matrix that differs from step to step."""
     targets = list(steps.values())
     dependent = depends_on(targets, list(steps))
-    given = [row for row in rows if _is_matrix(row)]
-    varying = depends_on(targets, given)
+    varying = depends_on(targets, list(rows))
     for node in toposort(targets):
         factors = _factors(node)
         if dependent.isdisjoint(factors):
             continue
-        if any(f in varying and f not in dependent and _is_matrix(f) for f in factors):
-            return True
+        for factor in factors:
+            is_row = factor in varying and factor not in dependent
+            if is_row and factor.type.ndim >= 2 and True not in factor.type.broadcastable[-2:]:
+                return True
     return False
-
-
-def _is_matrix(variable: Variable) -> bool:
-    return variable.type.ndim >= 2 and True not in variable.type.broadcastable[-2:]
 
 
 def _reads_items(loop: Loop) -> bool:
@@ -495,7 +488,7 @@ class _Search:
         """
         rows = {sequence.row for sequence in self.loop.sequences}
         steps = {slot.value: slot.next for slot in self.slots}
-        if not per_step or _step_is_given_matrices(steps, rows):
+        if not per_step or _step_has_matrices(steps, rows):
             return
         if batch or take_apart(thaw_graph(self.node.op.body), self.node.op.signature):
             raise NotLinearError("its states are few numbers, which steps put together")
