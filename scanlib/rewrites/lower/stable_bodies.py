@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.scalar import basic as ps
 
 from scanlib.ops.graph import applies
@@ -16,11 +17,12 @@ from scanlib.ops.logaddexp import stable_logs
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import LoopEdit
-from scanlib.rewrites.pytensor_rewrites import CANONICAL, STABLE, BodyRewrite, run_query
+from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
 from scanlib.rewrites.simplify.redundant import forward_inputs
 from scanlib.rewrites.simplify.simplify import replace
 
 LOGS = ps.Log, ps.Exp
+STABILIZE = RewriteDatabaseQuery(include=["stabilize"])
 
 
 class StabilizeBodies(LowersLoops):
@@ -41,10 +43,9 @@ class StabilizeBodies(LowersLoops):
 
 def _stabilize(body: FunctionGraph) -> None:
     if any(applies(node, LOGS) for node in body.apply_nodes):
-        run_query(CANONICAL, body)
         for old, new in stable_logs(body.outputs).items():
             body.replace(old, new, reason="scanlib_logs", import_missing=True)
-        run_query(STABLE, body)
+        run_query(STABILIZE, body)
     StabilizeBodies().rewrite(body)
 
 
