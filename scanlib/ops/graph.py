@@ -16,10 +16,9 @@ from pytensor.tensor.basic import ScalarFromTensor
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
-from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type import DenseTensorType, TensorType
 
-from scanlib.lengths.numbers import constant_index
+from scanlib.lengths.numbers import constant_index, indices_of
 
 Variables = Sequence[Variable]
 
@@ -198,7 +197,7 @@ def conform(variable: Variable, type: Any) -> Variable:
 def index_text(node: Apply) -> str:
     """Return the index of a `Subtensor` node as it is written: ``1:, -1``."""
     texts = []
-    for index in indices_from_subtensor(node.inputs[1:], core_op(node).idx_list):
+    for index in indices_of(node):
         if isinstance(index, slice):
             ends = [
                 "" if end is None else _number(end) for end in (index.start, index.stop, index.step)

@@ -22,10 +22,11 @@ from pytensor.tensor.basic import Alloc, AllocDiag, ExtractDiag, Join, MakeVecto
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import join_of, split_of
+from scanlib.lengths.numbers import constant_place
 from scanlib.ops.graph import is_cheap
 from scanlib.ops.signature import Signature
 
@@ -196,24 +197,13 @@ def _dimshuffle(step: _Step, node: Apply) -> list[Items]:
     return [np.expand_dims(kept, tuple(op.augment))]
 
 
-def _index(node: Apply, skipped: int) -> tuple[int | slice, ...]:
-    """Return a node's index, of numbers that are known."""
-
-    def known(index: Any) -> Any:
-        if index is None or isinstance(index, int):
-            return index
-        if isinstance(index, slice):
-            return slice(known(index.start), known(index.stop), known(index.step))
-        if isinstance(index, Constant):
-            return int(index.data)
+def _read_items(items: Items, node: Apply) -> Items:
+    """Return a view of the items that a node reads or writes."""
+    place = constant_place(node)
+    if place is None:
         raise WholeArrayError
-
-    return tuple(map(known, indices_from_subtensor(node.inputs[skipped:], node.op.idx_list)))
-
-
-def _read_items(items: Items, index: tuple[int | slice, ...]) -> Items:
     try:
-        return items[(*index, ...)]
+        return items[(*place, ...)]
     except IndexError as error:
         raise WholeArrayError from error
 
@@ -224,12 +214,12 @@ def _subtensor(step: _Step, node: Apply) -> list[Items]:
     fixed = all(isinstance(index, Constant) for index in node.inputs[1:])
     if inp.owner is None and not (is_known and fixed) and not node.outputs[0].type.ndim:
         return step.of_numbers(node)  # an item, of an array that stays in memory
-    return [_read_items(step.of(inp), _index(node, 1))]
+    return [_read_items(step.of(inp), node)]
 
 
 def _inc_subtensor(step: _Step, node: Apply) -> list[Items]:
     items, value = step.of(node.inputs[0]).copy(), step.of(node.inputs[1])
-    part = _read_items(items, _index(node, 2))  # a view
+    part = _read_items(items, node)
     try:
         value = np.broadcast_to(value, part.shape)
     except ValueError as error:

@@ -22,12 +22,12 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Second
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib._compat import thaw_graph
 from scanlib.analysis.recognition import analyse
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
-from scanlib.lengths.numbers import constant_index
+from scanlib.lengths.numbers import constant_place
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.graph import Readers, applies, index_text, readers_of, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output
@@ -140,7 +140,7 @@ class _Items:
     def read(self, node: Apply) -> Access | None:
         if not isinstance(node.op, Subtensor) or node.inputs[0] not in self.arrays:
             return None
-        place = _constant_place(node, 1)
+        place = constant_place(node)
         return None if place is None else Access(node, place, self.arrays[node.inputs[0]])
 
     def written(self, output: Output) -> list[Access]:
@@ -289,25 +289,13 @@ def _writes(value: Variable) -> tuple[Variable, list[Access]]:
     before."""
     writes: list[Access] = []
     while value.owner is not None and isinstance(value.owner.op, IncSubtensor):
-        node, place = value.owner, _constant_place(value.owner, 2)
+        node, place = value.owner, constant_place(value.owner)
         slices = sum(isinstance(index, slice) for index in place or ())
         if place is None or node.inputs[1].type.ndim != value.type.ndim - len(place) + slices:
             break
         writes.append(Access(node, place))
         value = node.inputs[0]
     return value, writes[::-1]
-
-
-def _constant_place(node: Apply, skipped: int) -> Place | None:
-    """Return the indices of a node, None if not all are constants."""
-    place = []
-    for index in indices_from_subtensor(node.inputs[skipped:], node.op.idx_list):
-        ends = (index.start, index.stop, index.step) if isinstance(index, slice) else (index,)
-        known = [None if end is None else constant_index(end) for end in ends]
-        if any(k is None and end is not None for k, end in zip(known, ends, strict=True)):
-            return None
-        place.append(slice(*known) if isinstance(index, slice) else known[0])
-    return tuple(place)
 
 
 def _outer(array: Array) -> Variable:

@@ -17,9 +17,9 @@ from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.graph.traversal import walk
 from pytensor.tensor.basic import Alloc, ScalarFromTensor
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib.lengths.numbers import constant_index
+from scanlib.lengths.numbers import constant_index, indices_of
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.row_ops.padded_rows import PaddedRows
@@ -117,8 +117,8 @@ def _stacked(node: Apply) -> Variable | None:
     size, current = out.shape[axis], node.outputs[0]
     kind = (out.dtype, out.broadcastable[:axis] + out.broadcastable[axis + 1 :])
     while current.owner is not None and isinstance(current.owner.op, IncSubtensor):
-        base, value, *rest = current.owner.inputs
-        *others, last = indices_from_subtensor(rest, current.owner.op.idx_list)
+        base, value = current.owner.inputs[:2]
+        *others, last = indices_of(current.owner)
         place = None if isinstance(last, slice) else constant_index(last)
         same = (value.type.dtype, value.type.broadcastable) == kind
         is_part = same and others == [slice(None)] * axis
@@ -135,7 +135,7 @@ def _stacked(node: Apply) -> Variable | None:
 def _axis_slice(node: Apply) -> tuple[int, _Slice] | None:
     """Return the one axis along which a slice was written, and the slice."""
     target, value = node.inputs[:2]
-    indices = indices_from_subtensor(node.inputs[2:], node.op.idx_list)
+    indices = indices_of(node)
     if value.type.ndim != target.type.ndim or any(not isinstance(i, slice) for i in indices):
         return None
     cut = [k for k, index in enumerate(indices) if index != slice(None)]
