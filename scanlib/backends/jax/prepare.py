@@ -29,7 +29,7 @@ from scanlib.lengths.known import countable_scalars
 from scanlib.lengths.numbers import indices_of
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.linker_features import data_in
-from scanlib.ops.row_ops.checked_rows import CheckedItems, CheckedRows
+from scanlib.ops.row_ops.checked_rows import CheckedSizes
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.row_segments import SplitRows
 from scanlib.ops.scan import Scan
@@ -40,8 +40,7 @@ FIRST_SIZE: dict[type, int] = {
     AllocEmpty: 0,
     ARange: 0,
     Eye: 0,
-    CheckedItems: 1,
-    CheckedRows: 1,
+    CheckedSizes: 1,
     PaddedRows: 1,
     Repeat: 1,
     Reshape: 1,
