@@ -26,7 +26,7 @@ multiplications.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,55 +121,6 @@ def check_joined_cost(
     used = sum(guessed[i] * guessed[j] for i, row in enumerate(full) for j in row)
     if sum(guessed) ** 2 > WASTE * used:
         raise NotLinearError(FEW_BLOCKS)
-
-
-def check_step_matrices(loop: Loop, steps: Mapping[Variable, Variable], matrix: Variable) -> None:
-    """Refuse recurrences whose matrices of all steps cost more than what they are made of.
-
-    `steps` has the next value of every recurrent value in the loop's body; `matrix` is that of one
-    step, with the state's other axes in front of its own two.
-    """
-    rows = {sequence.row for sequence in loop.sequences}
-    if not rows.intersection(ancestors([matrix])):
-        return
-    largest = max(length or SMALL_MATRIX + 1 for length in matrix.type.shape[-2:])
-    products = _products(matrix, rows)
-    if _step_is_given_matrices(steps, rows):
-        own = set(toposort(list(steps.values())))
-        costs_more = largest > SMALL_MATRIX and not own.issuperset(products)
-    else:
-        costs_more = largest > SMALL_MATRIX or bool(products)
-    if costs_more:
-        raise NotLinearError("making a matrix for each step would cost more than the steps do")
-
-
-def _products(matrix: Variable, rows: set[Variable]) -> list[Apply]:
-    """Return the products and sums that differ from step to step and make a matrix."""
-    varying = depends_on([matrix], list(rows))
-    return [
-        node
-        for node in toposort([matrix])
-        if node.outputs[0] in varying and isinstance(core_op(node), Dot | CAReduce | SolveBase)
-    ]
-
-
-def _step_is_given_matrices(steps: Mapping[Variable, Variable], rows: set[Variable]) -> bool:
-    """Whether a step multiplies a state with a matrix that it is given, or makes of such.
-
-    One that it makes of vectors, as derivatives of softmax, takes as much memory for all steps as
-    none of them does.
-    """
-    targets = list(steps.values())
-    dependent = depends_on(targets, list(steps))
-    given = [row for row in rows if _is_matrix(row)]
-    varying = depends_on(targets, given)
-    for node in toposort(targets):
-        factors = _factors(node)
-        if dependent.isdisjoint(factors):
-            continue
-        if any(f in varying and f not in dependent and _is_matrix(f) for f in factors):
-            return True
-    return False
 
 
 def _is_matrix(variable: Variable) -> bool:
@@ -436,7 +387,6 @@ class _Search:
     def one_state(self) -> Roles | None:
         """Return the roles around a single state as it stands, None if it has to be joined."""
         (slot,) = self.slots
-        steps = {slot.value: slot.next}
         if slot.next not in depends_on([slot.next], [slot.value]):
             raise NotLinearError("no state depends on the one before it")
         if slot.value.type.ndim == 0:
@@ -447,7 +397,7 @@ class _Search:
         if found is None:
             return None
         if not self.at_any_cost:
-            check_step_matrices(self.loop, steps, found.matrix)
+            self.check_step_matrices(found.matrix)
         return Roles([slot], found, self.sums, self.shift_of.get(slot.part))
 
     def joined(self) -> Roles:
@@ -466,18 +416,16 @@ class _Search:
         batch = self.batch()
         blocks = self.blocks(self.forms, batch)
         matrix = self.matrix(self.forms, blocks, batch)
-        above = set(ancestors([matrix]))
-        per_step = any(sequence.row in above for sequence in loop.sequences)
         sizes = [self.forms.size(k, batch) for k in range(len(self.slots))]
         if not self.at_any_cost:
-            self.check_numbers(batch, per_step)
+            self.check_numbers(batch, matrix)
             check_joined_cost(
                 [constant_integer(size) for size in sizes],
                 [slot.value.type.ndim - batch for slot in self.slots],
                 [[j for j, block in enumerate(row) if block and block.full] for row in blocks],
-                per_step,
+                self.differs(matrix),
             )
-            check_step_matrices(loop, {slot.value: slot.next for slot in self.slots}, matrix)
+            self.check_step_matrices(matrix)
         mask = None
         if not all(block and block.full for row in blocks for block in row):
             mask = self.mask(batch)
@@ -488,14 +436,66 @@ class _Search:
         pieces = Pieces(sizes, shapes, batch)
         return Roles(self.slots, recurrence, self.sums, shift, mask, pieces)
 
-    def check_numbers(self, batch: int, per_step: bool) -> None:
+    # What matrices of all steps cost
+
+    @cached_property
+    def rows(self) -> set[Variable]:
+        return {sequence.row for sequence in self.loop.sequences}
+
+    def differs(self, variable: Variable) -> bool:
+        """Whether a variable differs from step to step."""
+        return not self.rows.isdisjoint(ancestors([variable]))
+
+    def check_step_matrices(self, matrix: Variable) -> None:
+        """Refuse recurrences whose matrices of all steps cost more than what they are made of.
+
+        `matrix` is that of one step, with the state's other axes in front of its own two.
+        """
+        if not self.differs(matrix):
+            return
+        largest = max(length or SMALL_MATRIX + 1 for length in matrix.type.shape[-2:])
+        products = self.products(matrix)
+        if self.is_given_matrices:
+            own = set(toposort([slot.next for slot in self.slots]))
+            costs_more = largest > SMALL_MATRIX and not own.issuperset(products)
+        else:
+            costs_more = largest > SMALL_MATRIX or bool(products)
+        if costs_more:
+            raise NotLinearError("making a matrix for each step would cost more than the steps do")
+
+    def products(self, matrix: Variable) -> list[Apply]:
+        """Return the products and sums that differ from step to step and make a matrix."""
+        varying = depends_on([matrix], self.rows)
+        return [
+            node
+            for node in toposort([matrix])
+            if node.outputs[0] in varying and isinstance(core_op(node), Dot | CAReduce | SolveBase)
+        ]
+
+    @cached_property
+    def is_given_matrices(self) -> bool:
+        """Whether a step multiplies a state with a matrix that it is given, or makes of such.
+
+        One that it makes of vectors, as derivatives of softmax, takes as much memory for all steps
+        as none of them does.
+        """
+        targets = [slot.next for slot in self.slots]
+        dependent = depends_on(targets, [slot.value for slot in self.slots])
+        varying = depends_on(targets, filter(_is_matrix, self.rows))
+        for node in toposort(targets):
+            factors = _factors(node)
+            if dependent.isdisjoint(factors):
+                continue
+            if any(f in varying and f not in dependent and _is_matrix(f) for f in factors):
+                return True
+        return False
+
+    def check_numbers(self, batch: int, matrix: Variable) -> None:
         """Refuse few numbers that steps put together, or rows of a batch of such.
 
         They stay in registers there, and work on rows costs less than to make matrices for them.
         """
-        rows = {sequence.row for sequence in self.loop.sequences}
-        steps = {slot.value: slot.next for slot in self.slots}
-        if not per_step or _step_is_given_matrices(steps, rows):
+        if not self.differs(matrix) or self.is_given_matrices:
             return
         if batch or take_apart(thaw_graph(self.node.op.body), self.node.op.signature):
             raise NotLinearError("its states are few numbers, which steps put together")
@@ -567,7 +567,7 @@ class _Search:
         made = pt.gt(self.matrix(forms, self.blocks(forms, batch), batch), 0)
         for _ in range(batch):
             made = made.any(axis=0)
-        if any(sequence.row in set(ancestors([made])) for sequence in self.loop.sequences):
+        if self.differs(made):
             raise NotLinearError("which states a step reads differs from step to step")
         return None if _all_true(made) else made.T
 
