@@ -79,7 +79,7 @@ from pytensor.tensor.subtensor import (
 
 from scanlib._compat import INDEX_READS, INDEXED_BY_VECTOR, LOG_SUM_EXP, split_of
 from scanlib.lengths.numbers import indices_of
-from scanlib.ops.graph import applies, core_op, is_dense, is_linear_algebra, is_tensor
+from scanlib.ops.graph import CHEAP, applies, core_op, is_dense, is_linear_algebra, is_tensor
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 
@@ -102,13 +102,6 @@ _FIRST_SIZES: dict[type, int] = {
 
 # Functions that kernels of elementwise loops compute for several items at once.
 FUNCTIONS = (ps.Exp, ps.Expm1, ps.Log, ps.Log1p, ps.Tanh, Sigmoid, Softplus)
-
-# Arithmetic that is done again rather than stored.
-_ARITHMETIC = (
-    *(ps.Add, ps.Sub, ps.Mul, ps.TrueDiv, ps.Neg, ps.Sqr, ps.Abs, ps.Cast, ps.Identity),
-    *(ps.Second, ps.Switch, ps.Sign, ps.ScalarMaximum, ps.ScalarMinimum),
-    *(ps.LogicalComparison, ps.AND, ps.OR, ps.Invert),
-)
 
 
 def batch_rank(node: Apply) -> int:
@@ -234,7 +227,7 @@ def is_view(node: Apply) -> bool:
 def is_arithmetic(node: Apply) -> bool:
     """Whether computing a node's result again costs less than storing it."""
     return (
-        applies(node, _ARITHMETIC)
+        applies(node, CHEAP)
         or is_view(node)
         or isinstance(node.op, Alloc | Shape | Shape_i | MakeVector)
     )
