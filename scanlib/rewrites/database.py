@@ -12,6 +12,7 @@ from scanlib.rewrites.inline import slice_whole_batch, write_out
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, SumsIntoLoops
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.lower.single_items import SplitItems
+from scanlib.rewrites.lower.stable_bodies import StabilizeBodies
 from scanlib.rewrites.lower.stacked_traces import StackTraces
 from scanlib.rewrites.newton.iterate import SolveByNewton
 from scanlib.rewrites.over_time.written_rows import join_written_rows, pad_rows_of_loops
@@ -74,6 +75,8 @@ ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
     (1.66, "split", SplitLoops(), FAST),
     # On kernels: what one compared, another one need not.
     (1.665, "choices", StoreChoices(), FAST),
+    # On loops that stay loops; others are recognized by their naive form.
+    (1.666, "stable_bodies", StabilizeBodies(), ALWAYS),
     # When no loop reads anything else of a history.
     (1.667, "stacked_traces", StackTraces(), ("jax",)),
     # After PyTensor's rewrites of indices, before in-place ones.

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
 from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.forms import LengthForm
 from scanlib.ops.graph import substitute
 from scanlib.ops.loop import Loop, Part
 from scanlib.ops.row_ops.checked_rows import CheckedRows
-from scanlib.rewrites.pytensor_rewrites import run_query
+from scanlib.rewrites.pytensor_rewrites import STABLE, run_query
 
 Lookup = Callable[[Part], Variable]
 Rows = dict[Variable, Variable]  # by the body's variable of a row: the rows of all steps
@@ -83,9 +82,6 @@ def rewrite_step(
     return dict(zip(node.outputs, loop.apply().node.outputs, strict=True))
 
 
-_STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
-
-
 @dataclass
 class Detached:
     """A loop's inputs, each once, and what `detach` has put in their place; and what is known of
@@ -124,7 +120,7 @@ class Detached:
         """
         chosen = [value for value in values if value is not None]
         graph = FunctionGraph(self.stand_ins, chosen, clone=False)
-        run_query(_STABLE, graph)
+        run_query(STABLE, graph)
         inputs = dict(zip(self.stand_ins, self.outer, strict=True))
         made = iter(substitute(graph.outputs, inputs))
         return [None if value is None else next(made) for value in values]

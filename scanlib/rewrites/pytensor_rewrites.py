@@ -88,6 +88,7 @@ class FlattenLongSums(LoopRewrite):
 
 
 CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
+STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
 LONG = 200  # operations
 # These write each partial product of a chain as the product of all its factors, try each way to
 # multiply sums out, or look for sigmoids among all factors: quadratic and worse in a derivative.

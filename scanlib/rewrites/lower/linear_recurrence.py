@@ -123,10 +123,6 @@ def check_joined_cost(
         raise NotLinearError(FEW_BLOCKS)
 
 
-def _is_matrix(variable: Variable) -> bool:
-    return variable.type.ndim >= 2 and True not in variable.type.broadcastable[-2:]
-
-
 def _reads_items(loop: Loop) -> bool:
     """Whether steps are elementwise but for items of arrays, which are best read where they are."""
     others = [n for n in toposort(loop.body_outputs()) if not isinstance(n.op, ELEMENTWISE)]
@@ -455,7 +451,7 @@ class _Search:
             return
         largest = max(length or SMALL_MATRIX + 1 for length in matrix.type.shape[-2:])
         products = self.products(matrix)
-        if self.is_given_matrices:
+        if self.has_matrices:
             own = set(toposort([slot.next for slot in self.slots]))
             costs_more = largest > SMALL_MATRIX and not own.issuperset(products)
         else:
@@ -473,21 +469,19 @@ class _Search:
         ]
 
     @cached_property
-    def is_given_matrices(self) -> bool:
-        """Whether a step multiplies a state with a matrix that it is given, or makes of such.
-
-        One that it makes of vectors, as derivatives of softmax, takes as much memory for all steps
-        as none of them does.
-        """
+    def has_matrices(self) -> bool:
+        """Whether a step multiplies a state with a matrix that differs from step to step."""
         targets = [slot.next for slot in self.slots]
         dependent = depends_on(targets, [slot.value for slot in self.slots])
-        varying = depends_on(targets, filter(_is_matrix, self.rows))
+        varying = depends_on(targets, self.rows)
         for node in toposort(targets):
             factors = _factors(node)
             if dependent.isdisjoint(factors):
                 continue
-            if any(f in varying and f not in dependent and _is_matrix(f) for f in factors):
-                return True
+            for factor in factors:
+                is_row = factor in varying and factor not in dependent
+                if is_row and factor.type.ndim >= 2 and True not in factor.type.broadcastable[-2:]:
+                    return True
         return False
 
     def check_numbers(self, batch: int, matrix: Variable) -> None:
@@ -495,7 +489,7 @@ class _Search:
 
         They stay in registers there, and work on rows costs less than to make matrices for them.
         """
-        if not self.differs(matrix) or self.is_given_matrices:
+        if not self.differs(matrix) or self.has_matrices:
             return
         if batch or take_apart(thaw_graph(self.node.op.body), self.node.op.signature):
             raise NotLinearError("its states are few numbers, which steps put together")

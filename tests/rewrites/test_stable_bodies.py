@@ -1,0 +1,73 @@
+"""Logarithms of sums of exponentials in steps: exponentials are all zero or infinite."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from scipy.special import logsumexp
+
+import scanlib
+from tests.modes import MODES
+
+rng = np.random.default_rng(2)
+COST = 2000 * rng.random((5, 5))
+LINKERS = {**MODES, "FAST_COMPILE": "FAST_COMPILE", "JAX": "JAX"}
+
+
+def plain_walk(cost, steps):
+    g, rows = np.zeros(len(cost)), []
+    for _ in range(steps):
+        f = -logsumexp(g[None, :] - cost, axis=1)
+        g = -logsumexp(f[:, None] - cost, axis=0)
+        rows.append(f)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("linker", LINKERS)
+def test_sinkhorn(linker):
+    if linker == "JAX":
+        pytest.importorskip("jax")
+    cost = pt.dmatrix("cost")
+
+    def step(f, g, cost):
+        f = -pt.logsumexp(g[None, :] - cost, axis=1)
+        return f, -pt.logsumexp(f[:, None] - cost, axis=0)
+
+    f, _ = scanlib.scan(
+        step, None, [pt.zeros(5), pt.zeros(5)], cost, n_steps=6, return_updates=False
+    )
+    outputs = [f, pytensor.grad(f[-1].sum(), cost)]
+    found, derivative = pytensor.function([cost], outputs, mode=LINKERS[linker])(COST)
+    np.testing.assert_allclose(found, plain_walk(COST, 6), rtol=1e-12)
+    for place in ((0, 0), (2, 3), (4, 1)):
+        ends = []
+        for sign in (1, -1):
+            moved = COST.copy()
+            moved[place] += sign * 1e-3
+            ends.append(plain_walk(moved, 6)[-1].sum())
+        np.testing.assert_allclose(derivative[place], (ends[0] - ends[1]) / 2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("linker", LINKERS)
+def test_loop_in_a_loop(linker):
+    if linker == "JAX":
+        pytest.importorskip("jax")
+    x = pt.dmatrix("x")
+
+    def inner(v, h):
+        return pt.logsumexp(pt.outer(v, h), axis=1) * 0.5 + v
+
+    def step(row, h):
+        return h + scanlib.scan(inner, row, h, return_updates=False)[-1] * 0.01
+
+    y = scanlib.scan(step, x[:, :, None] * np.ones(3), pt.ones(3), return_updates=False)
+    value = 400 * rng.normal(size=(3, 4))
+    h, expected = np.ones(3), []
+    for row in value:
+        level = h
+        for v in row:
+            level = logsumexp(np.outer(np.full(3, v), level), axis=1) * 0.5 + v
+        h = h + level * 0.01
+        expected.append(h)
+    found = pytensor.function([x], y, mode=LINKERS[linker])(value)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
