@@ -450,7 +450,12 @@ class _Search:
         if not self.differs(matrix):
             return
         largest = max(length or SMALL_MATRIX + 1 for length in matrix.type.shape[-2:])
-        products = self.products(matrix)
+        varying = depends_on([matrix], self.rows)
+        products = [  # and sums and solves that differ from step to step
+            node
+            for node in toposort([matrix])
+            if node.outputs[0] in varying and isinstance(core_op(node), Dot | CAReduce | SolveBase)
+        ]
         if self.has_matrices:
             own = set(toposort([slot.next for slot in self.slots]))
             costs_more = largest > SMALL_MATRIX and not own.issuperset(products)
@@ -458,15 +463,6 @@ class _Search:
             costs_more = largest > SMALL_MATRIX or bool(products)
         if costs_more:
             raise NotLinearError("making a matrix for each step would cost more than the steps do")
-
-    def products(self, matrix: Variable) -> list[Apply]:
-        """Return the products and sums that differ from step to step and make a matrix."""
-        varying = depends_on([matrix], self.rows)
-        return [
-            node
-            for node in toposort([matrix])
-            if node.outputs[0] in varying and isinstance(core_op(node), Dot | CAReduce | SolveBase)
-        ]
 
     @cached_property
     def has_matrices(self) -> bool:
