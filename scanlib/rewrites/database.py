@@ -75,7 +75,7 @@ ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
     (1.66, "split", SplitLoops(), FAST),
     # On kernels: what one compared, another one need not.
     (1.665, "choices", StoreChoices(), FAST),
-    # On loops that stay loops; others are recognized by their naive form.
+    # On loops that stay; others are recognized by the naive forms.
     (1.666, "stable_bodies", StabilizeBodies(), ALWAYS),
     # When no loop reads anything else of a history.
     (1.667, "stacked_traces", StackTraces(), ("jax",)),

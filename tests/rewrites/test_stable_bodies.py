@@ -71,3 +71,39 @@ def test_loop_in_a_loop(linker):
         expected.append(h)
     found = pytensor.function([x], y, mode=LINKERS[linker])(value)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+STEPS = {
+    "log softmax": (
+        lambda z, h: pt.log(pt.special.softmax(400 * z)),
+        lambda z, h: 400 * z - logsumexp(400 * z),
+    ),
+    "softplus": (
+        lambda z, h: pt.log(1 + pt.exp(2000 * z)) / 1000,
+        lambda z, h: np.logaddexp(0, 2000 * z) / 1000,
+    ),
+    "log of the other side": (
+        lambda z, h: pt.log(1 - pt.sigmoid(1000 * z)) / 1000,
+        lambda z, h: -np.logaddexp(0, 1000 * z) / 1000,
+    ),
+}
+
+
+@pytest.mark.parametrize("linker", LINKERS)
+@pytest.mark.parametrize("name", STEPS)
+def test_naive_forms(name, linker):
+    if linker == "JAX":
+        pytest.importorskip("jax")
+    step, plain = STEPS[name]
+    W, start = pt.dmatrix("W"), pt.dvector("start")
+    y = scanlib.scan(
+        lambda h, W: step(pt.dot(W, h), h), None, start, W, n_steps=3, return_updates=False
+    )
+    outputs = [y, pytensor.grad(y[-1].sum(), W)]
+    matrix, h, expected = rng.normal(size=(4, 4)), np.array([1.0, -1.0, 0.5, 2.0]), []
+    found, derivative = pytensor.function([start, W], outputs, mode=LINKERS[linker])(h, matrix)
+    for _ in range(3):
+        expected.append(h := plain(matrix @ h, h))
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-300)
+    if linker not in ("py", "FAST_COMPILE"):  # there, steps keep terms that are zero times infinity
+        assert np.isfinite(derivative).all()

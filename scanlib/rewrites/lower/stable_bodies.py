@@ -1,7 +1,8 @@
-"""Logarithms of sums of exponentials, and their derivatives, in steps of loops that stay.
+"""Logarithms and exponentials in steps of loops that stay, stabilized as PyTensor does elsewhere.
 
-PyTensor 3.0.7 writes both naively, overflow and all, and counts on its stabilization, which does
-not see steps. Recurrences are recognized by the naive form, so this comes after them.
+``log(1 + exp(x))`` overflows as it stands, and so do ``log(softmax(x))``, a logarithm of a sum of
+exponentials in PyTensor 3.0.7, and their derivatives. PyTensor's rewrites do not see steps, and
+recurrences are recognized by the naive forms, so this comes after those are lowered.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
 from pytensor.scalar import basic as ps
-from pytensor.tensor.math import Sum
 
 from scanlib.ops.graph import applies
 from scanlib.ops.logaddexp import stable_logs
-from scanlib.ops.loop import Loop
 from scanlib.ops.loop_rewrite import LowersLoops
+from scanlib.ops.scan import Scan
+from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.pytensor_rewrites import CANONICAL, STABLE, BodyRewrite, run_query
+from scanlib.rewrites.simplify.redundant import forward_inputs
 from scanlib.rewrites.simplify.simplify import replace
+
+LOGS = ps.Log, ps.Exp
 
 
 class StabilizeBodies(LowersLoops):
@@ -24,17 +28,19 @@ class StabilizeBodies(LowersLoops):
 
     @staticmethod
     def lower(fgraph: FunctionGraph, node: Apply) -> bool:
-        loop = Loop.from_node(node)
-        if not _stable(loop):
+        nodes = node.op.body.toposort()
+        if not any(applies(n, LOGS) or isinstance(n.op, Scan) for n in nodes):
             return False
-        new = loop.apply().node.outputs
-        replace(fgraph, dict(zip(node.outputs, new, strict=True)), "scanlib_stable_bodies")
+        edit = LoopEdit(fgraph, node)
+        forward_inputs(edit)  # the one of ``log(1 + exp(x))``
+        if not _stable(edit.loop):
+            return False
+        replace(fgraph, edit.replacements(), "scanlib_stable_bodies")
         return True
 
 
 def _stabilize(body: FunctionGraph) -> None:
-    sums = [node for node in body.apply_nodes if isinstance(node.op, Sum)]
-    if any(applies(node.inputs[0].owner, ps.Exp) for node in sums):
+    if any(applies(node, LOGS) for node in body.apply_nodes):
         run_query(CANONICAL, body)
         for old, new in stable_logs(body.outputs).items():
             body.replace(old, new, reason="scanlib_logs", import_missing=True)
