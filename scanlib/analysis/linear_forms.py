@@ -49,10 +49,10 @@ from pytensor.tensor.math import Dot, Max, Min
 from pytensor.tensor.math import Sum as TensorSum
 from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.shape import Reshape, SpecifyShape
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib._compat import LOG_SUM_EXP, join_of, split_of
-from scanlib.lengths.numbers import constant_index, constant_integer
+from scanlib.lengths.numbers import constant_index, constant_integer, indices_of
 from scanlib.ops.graph import applies, core_op, depends_on, with_axes
 
 _LARGEST_CONSTANT = 4096  # items of an array that the graph holds rather than makes
@@ -553,7 +553,7 @@ def _sum(op: Op, forms: LinearForms, node: Apply) -> Form:
 @rule.register(Subtensor)
 def _subtensor(op: Op, forms: LinearForms, node: Apply) -> Form:
     ndim = node.inputs[0].type.ndim
-    indices = _all_indices(node.inputs[1:], node.op.idx_list, ndim)
+    indices = _all_indices(node, ndim)
     forms.only_first(node)
     places = [o for o, index in enumerate(indices) if index != slice(None)]
     kept = [o for o, index in enumerate(indices) if isinstance(index, slice)]
@@ -579,7 +579,7 @@ def _inc_subtensor(op: Op, forms: LinearForms, node: Apply) -> Form:
     base, added, *places = node.inputs
     if any(place in forms.dependent for place in places):
         raise NotAffineError(f"{name_of(node.outputs[0])} is nonlinear in the state")
-    indices = _all_indices(places, node.op.idx_list, base.type.ndim)
+    indices = _all_indices(node, base.type.ndim)
     kept = [o for o, index in enumerate(indices) if isinstance(index, slice)]
     missing = len(kept) - added.type.ndim
     # The axes of the base that are written from end to end, with those of what is added.
@@ -716,9 +716,9 @@ def _all(count: int) -> tuple[slice, ...]:
     return (slice(None),) * count
 
 
-def _all_indices(places: Sequence[Variable], entries: Any, ndim: int) -> tuple[Any, ...]:
+def _all_indices(node: Apply, ndim: int) -> tuple[Any, ...]:
     """Return one index for every axis."""
-    indices = tuple(indices_from_subtensor(places, entries))
+    indices = indices_of(node)
     return (*indices, *_all(ndim - len(indices)))
 
 

@@ -22,12 +22,12 @@ from pytensor.tensor.math import Argmax, Dot
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.special import LogSoftmax, Softmax
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import INDEX_WRITES, join_of
 from scanlib.lengths.forms import LengthForm, Symbol, learn, minimum, number, resolve
-from scanlib.lengths.numbers import constant_index, measured
+from scanlib.lengths.numbers import constant_index, indices_of, measured
 from scanlib.lengths.steps import steps_of
 
 NONE = number(0)
@@ -63,8 +63,7 @@ def slice_of(node: Apply | None) -> slice | None:
     """Return the index of a node that slices the first axis, and does nothing else."""
     if node is None or not isinstance(node.op, Subtensor | IncSubtensor):
         return None
-    skipped = 1 if isinstance(node.op, Subtensor) else 2
-    indices = indices_from_subtensor(node.inputs[skipped:], node.op.idx_list)
+    indices = indices_of(node)
     return indices[0] if len(indices) == 1 and isinstance(indices[0], slice) else None
 
 
@@ -132,7 +131,7 @@ class Lengths:
     def _of_part(self, node: Apply, axis: int) -> LengthForm | None:
         """Return the length of an axis that an index takes all or some items of."""
         source, left = node.inputs[0], -1
-        indices = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+        indices = indices_of(node)
         for k in range(source.type.ndim):
             index = indices[k] if k < len(indices) else slice(None)
             left += isinstance(index, slice)

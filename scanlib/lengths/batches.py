@@ -18,10 +18,11 @@ from pytensor.tensor.basic import Alloc, Join, join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Reshape, Shape_i
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import join_of, vectorize_rule
+from scanlib.lengths.numbers import indices_of
 
 SIZED = Alloc | IncSubtensor | Reshape | Subtensor
 
@@ -88,16 +89,15 @@ def of_one_member(
         order = [axis if axis == "x" else axis - rank for axis in op.new_order[rank:]]
         return None if part is None else [part.dimshuffle(*order)]
     if isinstance(op, Subtensor):
-        rest = behind_the_batch(node, 1, rank)
+        rest = behind_the_batch(node, rank)
         part = None if rest is None else part_of(node.inputs[0])
         return None if part is None else [part[rest]]
     return None
 
 
-def behind_the_batch(node: Apply, first: int, rank: int) -> tuple[Any, ...] | None:
-    """Return the index behind the axes of the batch, None if it does not take those whole; it
-    begins with input `first` of a `Subtensor` or `IncSubtensor`."""
-    indices = indices_from_subtensor(node.inputs[first:], node.op.idx_list)
+def behind_the_batch(node: Apply, rank: int) -> tuple[Any, ...] | None:
+    """Return the index behind the axes of the batch, None if it does not take those whole."""
+    indices = indices_of(node)
     if len(indices) < rank or any(index != slice(None) for index in indices[:rank]):
         return None
     return tuple(indices[rank:])

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.scalar.basic import Cast, Identity
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar, get_scalar_constant_value
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+
+from scanlib._compat import INDEX_WRITES
 
 
 def constant_integer(variable: Any) -> int | None:
@@ -21,6 +23,25 @@ def constant_integer(variable: Any) -> int | None:
     except NotScalarConstantError:
         return None
     return int(value) if np.asarray(value).dtype.kind in "iub" else None
+
+
+def indices_of(node: Apply) -> list[Any]:
+    """Return the indices at which a node, or a batch of it, reads or writes."""
+    op = getattr(node.op, "core_op", node.op)
+    first = 2 if isinstance(op, INDEX_WRITES) else 1
+    return list(indices_from_subtensor(node.inputs[first:], op.idx_list))
+
+
+def constant_place(node: Apply) -> tuple[Any, ...] | None:
+    """Return the integers and slices of a node's index, None if not all are constants."""
+    place = []
+    for index in indices_of(node):
+        ends = (index.start, index.stop, index.step) if isinstance(index, slice) else (index,)
+        known = [None if end is None else constant_index(end) for end in ends]
+        if any(k is None and end is not None for k, end in zip(known, ends, strict=True)):
+            return None
+        place.append(slice(*known) if isinstance(index, slice) else known[0])
+    return tuple(place)
 
 
 def constant_index(index: Any) -> int | None:
@@ -44,7 +65,7 @@ def measured(size: Variable) -> tuple[Variable, int] | None:
     if isinstance(op, Shape_i):
         return source, op.i
     if isinstance(op, Subtensor) and source.owner is not None:
-        index = indices_from_subtensor(node.inputs[1:], op.idx_list)
+        index = indices_of(node)
         if isinstance(source.owner.op, Shape) and len(index) == 1:
             (array,), known = source.owner.inputs, constant_index(index[0])
             return None if known is None else (array, known % array.type.ndim)

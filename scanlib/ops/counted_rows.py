@@ -16,12 +16,12 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.basic import ARange
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import integer_dtypes
 
 from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.forms import LengthForm
-from scanlib.lengths.numbers import constant_integer
+from scanlib.lengths.numbers import constant_integer, indices_of
 from scanlib.ops.graph import depends_on, is_tensor, lifted_row, row_type
 from scanlib.ops.loop import Loop, Sequence
 
@@ -127,7 +127,7 @@ def _read_at_count(
 ) -> _Read | None:
     """Return what a node reads of an array, if it is one item at a count along an axis and the same
     along the others."""
-    indices = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+    indices = indices_of(node)
     axis = next((k for k, index in enumerate(indices) if index != _WHOLE), None)
     if axis is None or [inp for inp in node.inputs[1:] if inp in varying] != [indices[axis]]:
         return None

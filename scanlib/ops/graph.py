@@ -16,10 +16,10 @@ from pytensor.tensor.basic import ScalarFromTensor
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
-from pytensor.tensor.subtensor import indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor
 from pytensor.tensor.type import DenseTensorType, TensorType
 
-from scanlib.lengths.numbers import constant_index
+from scanlib.lengths.numbers import constant_index, constant_place, indices_of
 
 Variables = Sequence[Variable]
 
@@ -195,10 +195,24 @@ def conform(variable: Variable, type: Any) -> Variable:
     return variable
 
 
+def writes_of(value: Variable) -> tuple[Variable, list[tuple[Apply, tuple[Any, ...]]]]:
+    """Return the array before anything was written at constant places, and the nodes that write
+    there, with the places, the first one first."""
+    writes = []
+    while value.owner is not None and isinstance(value.owner.op, IncSubtensor):
+        node, place = value.owner, constant_place(value.owner)
+        slices = sum(isinstance(index, slice) for index in place or ())
+        if place is None or node.inputs[1].type.ndim != value.type.ndim - len(place) + slices:
+            break
+        writes.append((node, place))
+        value = node.inputs[0]
+    return value, writes[::-1]
+
+
 def index_text(node: Apply) -> str:
     """Return the index of a `Subtensor` node as it is written: ``1:, -1``."""
     texts = []
-    for index in indices_from_subtensor(node.inputs[1:], core_op(node).idx_list):
+    for index in indices_of(node):
         if isinstance(index, slice):
             ends = [
                 "" if end is None else _number(end) for end in (index.start, index.stop, index.step)

@@ -25,10 +25,12 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.special import LogSoftmax, Softmax
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import join_of, sorted_axis, split_of
+from scanlib.lengths.numbers import indices_of
+from scanlib.ops.graph import core_op
 
 # An axis of an array, None where its places mix, and the axis of an array that it runs along.
 Alike = tuple[Variable, int | None, Variable, int]
@@ -76,7 +78,7 @@ def _kept(node: Apply) -> Iterable[tuple[int, int, int]]:
         along = op.axis if isinstance(op.axis, tuple) else (op.axis,)
         lost = range(ndim) if None in along else [axis % ndim for axis in along]
         yield from ((0, axis, axis) for axis in range(ndim) if axis not in lost)
-    elif isinstance(op, Dot) or (isinstance(op, Blockwise) and isinstance(op.core_op, Dot)):
+    elif isinstance(core_op(node), Dot):
         lead = 0 if isinstance(op, Dot) else op.batch_ndim(node)
         yield from each(lead)
         for place, axis, k in ((0, lead, lead), (1, lead + 1, ndim - 1)):
@@ -94,7 +96,7 @@ def _kept(node: Apply) -> Iterable[tuple[int, int, int]]:
 
 
 def _kept_by_index(node: Apply, arrays: int) -> Iterator[tuple[int, int, int]]:
-    indices = list(indices_from_subtensor(node.inputs[arrays:], node.op.idx_list))
+    indices = indices_of(node)
     indices += [slice(None)] * (node.inputs[0].type.ndim - len(indices))
     left = [axis for axis, index in enumerate(indices) if isinstance(index, slice)]
     whole = {axis for axis in left if indices[axis] == slice(None)}

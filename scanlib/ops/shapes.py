@@ -14,10 +14,10 @@ from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import MakeVector
 from pytensor.tensor.shape import Shape, Shape_i
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib._compat import cloneable
-from scanlib.lengths.numbers import constant_index
+from scanlib.lengths.numbers import constant_index, indices_of
 from scanlib.ops.graph import depends_on, is_tensor, substitute
 from scanlib.ops.signature import Signature
 
@@ -127,7 +127,7 @@ def _item(size: Variable) -> Variable:
     node = size.owner
     if node is None or not isinstance(node.op, Subtensor) or len(node.op.idx_list) != 1:
         return size
-    position = constant_index(indices_from_subtensor(node.inputs[1:], node.op.idx_list)[0])
+    position = constant_index(indices_of(node)[0])
     vector = node.inputs[0]
     while position is not None and vector.owner is not None:
         maker = vector.owner
@@ -135,7 +135,7 @@ def _item(size: Variable) -> Variable:
             return pt.cast(maker.inputs[position], "int64")
         if not isinstance(maker.op, IncSubtensor) or not maker.op.set_instead_of_inc:
             break
-        written = indices_from_subtensor(maker.inputs[2:], maker.op.idx_list)
+        written = indices_of(maker)
         changed = constant_index(written[0]) if len(written) == 1 else None
         if changed is None or changed < 0 or changed == position:
             break

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,11 @@ from pytensor.tensor.basic import Alloc, AllocDiag, ExtractDiag, Join, MakeVecto
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import join_of, split_of
+from scanlib.lengths.numbers import constant_place
 from scanlib.ops.graph import is_cheap
 from scanlib.ops.signature import Signature
 
@@ -61,7 +62,7 @@ def take_apart(graph: FunctionGraph, signature: Signature) -> TakenApart | None:
         for node in graph.toposort():
             step.add(node)
         results = [step.whole(out) for out in graph.outputs]
-    except WholeArrayError:
+    except (WholeArrayError, IndexError, ValueError):  # NumPy's, where sizes do not fit
         return None
     return TakenApart(results, step.expected) if len(step.known) <= MOST_NUMBERS else None
 
@@ -158,6 +159,35 @@ class _Step:
             self.known[key] = Elemwise(op.scalar_op).make_node(*numbers).outputs
         return self.known[key]
 
+    def each(self, op: Elemwise, *arrays: Items, result: int = 0) -> Items:
+        """Apply an elementwise Op to the items of arrays; return those of one result."""
+        return _each(lambda *numbers: self.apply(op, *numbers)[result], *arrays)
+
+    def fold(self, op: Elemwise, rows: Items) -> Items:
+        """Combine the items along the last axis, in order."""
+        return reduce(partial(self.each, op), [rows[..., k] for k in range(rows.shape[-1])])
+
+
+def _each(function: Callable[..., Variable], *arrays: Items) -> Items:
+    """Return what a function makes of the items at each place."""
+    given = np.broadcast_arrays(*arrays)
+    found = np.empty(given[0].shape, dtype=object)
+    for place in np.ndindex(*found.shape):
+        found[place] = function(*(items[place] for items in given))
+    return found
+
+
+def _cast(items: Items, dtype: str) -> Items:
+    return _each(lambda number: pt.cast(number, dtype), items)
+
+
+def _sizes(node: Apply) -> tuple[int, ...]:
+    """Return the sizes of a result, all of which are known."""
+    shape = node.outputs[0].type.shape
+    if None in shape:
+        raise WholeArrayError
+    return shape
+
 
 def _single(variable: Variable) -> Items:
     items = np.empty((), dtype=object)
@@ -179,13 +209,7 @@ def _elemwise(step: _Step, node: Apply) -> list[Items]:
     given = np.broadcast_arrays(*map(step.of, node.inputs))
     if given[0].size > MOST_COSTLY and not is_cheap(node.op.scalar_op):
         raise WholeArrayError
-    found = [np.empty(given[0].shape, dtype=object) for _ in node.outputs]
-    for place in np.ndindex(*given[0].shape):
-        for items, number in zip(
-            found, step.apply(node.op, *(k[place] for k in given)), strict=True
-        ):
-            items[place] = number
-    return found
+    return [step.each(node.op, *given, result=k) for k in range(len(node.outputs))]
 
 
 def _dimshuffle(step: _Step, node: Apply) -> list[Items]:
@@ -196,26 +220,12 @@ def _dimshuffle(step: _Step, node: Apply) -> list[Items]:
     return [np.expand_dims(kept, tuple(op.augment))]
 
 
-def _index(node: Apply, skipped: int) -> tuple[int | slice, ...]:
-    """Return a node's index, of numbers that are known."""
-
-    def known(index: Any) -> Any:
-        if index is None or isinstance(index, int):
-            return index
-        if isinstance(index, slice):
-            return slice(known(index.start), known(index.stop), known(index.step))
-        if isinstance(index, Constant):
-            return int(index.data)
+def _read_items(items: Items, node: Apply) -> Items:
+    """Return a view of the items that a node reads or writes."""
+    place = constant_place(node)
+    if place is None:
         raise WholeArrayError
-
-    return tuple(map(known, indices_from_subtensor(node.inputs[skipped:], node.op.idx_list)))
-
-
-def _read_items(items: Items, index: tuple[int | slice, ...]) -> Items:
-    try:
-        return items[(*index, ...)]
-    except IndexError as error:
-        raise WholeArrayError from error
+    return items[(*place, ...)]
 
 
 def _subtensor(step: _Step, node: Apply) -> list[Items]:
@@ -224,21 +234,14 @@ def _subtensor(step: _Step, node: Apply) -> list[Items]:
     fixed = all(isinstance(index, Constant) for index in node.inputs[1:])
     if inp.owner is None and not (is_known and fixed) and not node.outputs[0].type.ndim:
         return step.of_numbers(node)  # an item, of an array that stays in memory
-    return [_read_items(step.of(inp), _index(node, 1))]
+    return [_read_items(step.of(inp), node)]
 
 
 def _inc_subtensor(step: _Step, node: Apply) -> list[Items]:
     items, value = step.of(node.inputs[0]).copy(), step.of(node.inputs[1])
-    part = _read_items(items, _index(node, 2))  # a view
-    try:
-        value = np.broadcast_to(value, part.shape)
-    except ValueError as error:
-        raise WholeArrayError from error
-    dtype = node.outputs[0].type.dtype
-    for place in np.ndindex(*part.shape):
-        number = pt.cast(value[place], dtype)
-        added = not node.op.set_instead_of_inc
-        part[place] = step.apply(pt.add, part[place], number)[0] if added else number
+    part = _read_items(items, node)
+    value = _cast(np.broadcast_to(value, part.shape), node.outputs[0].type.dtype)
+    part[...] = value if node.op.set_instead_of_inc else step.each(pt.add, part, value)
     return [items]
 
 
@@ -246,11 +249,7 @@ def _join(step: _Step, node: Apply) -> list[Items]:
     axis, parts = join_of(node)
     if axis is None:
         raise WholeArrayError
-    dtype = node.outputs[0].type.dtype
-    try:
-        return [_cast(np.concatenate([step.of(part) for part in parts], axis), dtype)]
-    except ValueError as error:
-        raise WholeArrayError from error
+    return [_cast(np.concatenate(list(map(step.of, parts)), axis), node.outputs[0].type.dtype)]
 
 
 def _split(step: _Step, node: Apply) -> list[Items]:
@@ -261,40 +260,21 @@ def _split(step: _Step, node: Apply) -> list[Items]:
     return np.split(items, np.cumsum(sizes.data)[:-1], axis)
 
 
-def _cast(items: Items, dtype: str) -> Items:
-    found = np.empty(items.shape, dtype=object)
-    for place in np.ndindex(*items.shape):
-        found[place] = pt.cast(items[place], dtype)
-    return found
-
-
 def _make_vector(step: _Step, node: Apply) -> list[Items]:
-    items = np.empty(len(node.inputs), dtype=object)
-    for k, inp in enumerate(node.inputs):
-        items[k] = step.of(inp)[()]
-    return [_cast(items, node.outputs[0].type.dtype)]
+    return [_cast(np.stack(list(map(step.of, node.inputs))), node.outputs[0].type.dtype)]
 
 
 def _reduce(step: _Step, node: Apply) -> list[Items]:
     op, items, out = node.op, step.of(node.inputs[0]), node.outputs[0]
     axes = range(items.ndim) if op.axis is None else [axis % items.ndim for axis in op.axis]
     kept = [axis for axis in range(items.ndim) if axis not in axes]
-    if not all(items.shape[axis] for axis in axes):
-        raise WholeArrayError
     rows = items.transpose(*kept, *axes).reshape([*(items.shape[k] for k in kept), -1])
-    found = np.empty(rows.shape[:-1], dtype=object)
-    dtype, combine = getattr(op, "acc_dtype", None) or out.type.dtype, Elemwise(op.scalar_op)
-    for place in np.ndindex(*found.shape):
-        row = _cast(rows[place], dtype)
-        found[place] = pt.cast(reduce(lambda a, b: step.apply(combine, a, b)[0], row), out.dtype)
-    return [found]
+    rows = _cast(rows, getattr(op, "acc_dtype", None) or out.type.dtype)
+    return [_cast(step.fold(Elemwise(op.scalar_op), rows), out.type.dtype)]
 
 
 def _reshape(step: _Step, node: Apply) -> list[Items]:
-    shape = node.outputs[0].type.shape
-    if None in shape:
-        raise WholeArrayError
-    return [step.of(node.inputs[0]).reshape(shape)]
+    return [step.of(node.inputs[0]).reshape(_sizes(node))]
 
 
 def _specify_shape(step: _Step, node: Apply) -> list[Items]:
@@ -305,10 +285,7 @@ def _specify_shape(step: _Step, node: Apply) -> list[Items]:
 
 
 def _alloc(step: _Step, node: Apply) -> list[Items]:
-    shape = node.outputs[0].type.shape
-    if None in shape:
-        raise WholeArrayError
-    return [np.broadcast_to(step.of(node.inputs[0]), shape)]
+    return [np.broadcast_to(step.of(node.inputs[0]), _sizes(node))]
 
 
 def _shape(step: _Step, node: Apply) -> list[Items]:
@@ -338,14 +315,9 @@ def _alloc_diagonal(step: _Step, node: Apply) -> list[Items]:
 def _dot(step: _Step, node: Apply) -> list[Items]:
     """Multiply by sums of products, the items of a sum in order."""
     left, right = map(step.of, node.inputs)
-    if left.shape[-1] != right.shape[0] or not left.shape[-1]:
+    if left.shape[-1] != right.shape[0]:
         raise WholeArrayError
-    found = np.empty((*left.shape[:-1], *right.shape[1:]), dtype=object)
-    for place in np.ndindex(*found.shape):
-        row, column = left[place[: left.ndim - 1]], right[(..., *place[left.ndim - 1 :])]
-        products = [step.apply(pt.mul, a, b)[0] for a, b in zip(row, column, strict=True)]
-        found[place] = reduce(lambda a, b: step.apply(pt.add, a, b)[0], products)
-    return [found]
+    return [step.fold(pt.add, step.each(pt.mul, left[:, None], right.T))]
 
 
 Way = Callable[[_Step, Apply], list[Items]]

@@ -34,7 +34,7 @@ from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
     orders,
     views,
 )
-from scanlib.kernels.arrays.array_step import RULES, Destination, Step, core_op, overwrites
+from scanlib.kernels.arrays.array_step import RULES, Destination, Step, overwrites
 from scanlib.kernels.arrays.decompositions import decompose, is_decomposed
 from scanlib.kernels.arrays.nests import deliver, require_shape, write_copy
 from scanlib.kernels.arrays.sizes import Given, Size, if_equal, maximum, product, total
@@ -51,6 +51,7 @@ from scanlib.kernels.program import (
 )
 from scanlib.kernels.scalars import Number
 from scanlib.kernels.spans import Cell, load_number
+from scanlib.ops.graph import core_op
 from scanlib.ops.scan import Scan
 from scanlib.ops.small_arrays import take_apart
 from scanlib.schedules.loop_kernels import (

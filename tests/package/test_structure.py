@@ -20,7 +20,7 @@ EVERYWHERE = {"_compat", "config", "kept_files", "source_keys"}
 FLOORS: dict[str, set[str]] = {
     "lengths": set(),
     "ops": {"lengths"},
-    "kernels": {"ops"},
+    "kernels": {"lengths", "ops"},
     "recurrences": {"ops", "kernels"},
     "schedules": {"ops", "kernels", "recurrences"},
     "analysis": {"lengths", "ops", "recurrences"},

@@ -21,14 +21,15 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.extra_ops import Repeat
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, SpecifyShape
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib._compat import INDEX_WRITES, thaw_graph
 from scanlib.backends.jax.known_numbers import KnownNumber, may_be_known
 from scanlib.lengths.known import countable_scalars
+from scanlib.lengths.numbers import indices_of
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.linker_features import data_in
-from scanlib.ops.row_ops.checked_rows import CheckedItems, CheckedRows
+from scanlib.ops.row_ops.checked_rows import CheckedSizes
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.row_segments import SplitRows
 from scanlib.ops.scan import Scan
@@ -39,8 +40,7 @@ FIRST_SIZE: dict[type, int] = {
     AllocEmpty: 0,
     ARange: 0,
     Eye: 0,
-    CheckedItems: 1,
-    CheckedRows: 1,
+    CheckedSizes: 1,
     PaddedRows: 1,
     Repeat: 1,
     Reshape: 1,
@@ -144,7 +144,7 @@ def _is_bound(client: Apply, position: int) -> bool:
     value = client.inputs[position]
     if position < lead:
         return False
-    indices = indices_from_subtensor(client.inputs[lead:], client.op.idx_list)
+    indices = indices_of(client)
     slices = [index for index in indices if isinstance(index, slice)]
     return any(value is part for s in slices for part in (s.start, s.stop, s.step))
 

@@ -17,12 +17,7 @@ from scanlib.backends.jax.bounded import (
     static_int,
 )
 from scanlib.ops.errors import SequenceLengthError
-from scanlib.ops.row_ops.checked_rows import (
-    CheckedConvergence,
-    CheckedItems,
-    CheckedRows,
-    CheckedValue,
-)
+from scanlib.ops.row_ops.checked_rows import CheckedConvergence, CheckedSizes, CheckedValue
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
 from scanlib.ops.row_ops.step_products import StepProducts
@@ -106,29 +101,15 @@ def funcify_checked_value(op: CheckedValue, node: Apply, **kwargs: Any) -> Calla
     return checked_value
 
 
-@jax_funcify.register(CheckedRows)
-def funcify_checked_rows(op: CheckedRows, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the function that compares numbers of rows and of steps."""
-
-    def checked_rows(rows: Any, steps: Any) -> Any:
-        known = static_int(steps)
-        if known is not None and len(rows) != known:
-            raise SequenceLengthError(op.message, len(rows), known)
-        return rows
-
-    return checked_rows
-
-
-@jax_funcify.register(CheckedItems)
-def funcify_checked_items(op: CheckedItems, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+@jax_funcify.register(CheckedSizes)
+def funcify_checked_sizes(op: CheckedSizes, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function that checks the sizes of an array."""
 
-    def checked_items(array: Any, steps: Any = None) -> Any:
-        known = static_int(array.shape[0] if steps is None else steps)
-        sizes = op.larger(array.shape, 1 if known is None else known)
+    def checked_sizes(array: Any, steps: Any = None) -> Any:
+        sizes = op.larger(array.shape, static_int(array.shape[0] if steps is None else steps))
         return array if sizes is None else jnp.zeros(sizes, array.dtype)
 
-    return checked_items
+    return checked_sizes
 
 
 @jax_funcify.register(CheckedConvergence)

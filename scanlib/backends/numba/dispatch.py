@@ -47,7 +47,7 @@ from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.linker_features import HadLoops
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
-from scanlib.ops.row_ops.checked_rows import CheckedConvergence, CheckedItems, CheckedRows
+from scanlib.ops.row_ops.checked_rows import CheckedArray
 from scanlib.ops.row_ops.generator_words import GeneratorFromWords, GeneratorWords
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
@@ -95,9 +95,7 @@ def funcify_performed(op: Op, node: Apply, **kwargs: Any) -> Found:
 for with_kernels in (Scan, ElemwiseScan, LinearScan, KernelGraph, StepProducts):
     register_funcify_and_cache_key(with_kernels)(funcify_node)
 for moves_rows in (
-    CheckedConvergence,
-    CheckedItems,
-    CheckedRows,
+    CheckedArray,
     GeneratorFromWords,
     GeneratorWords,
     MergeRows,

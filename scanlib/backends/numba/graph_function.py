@@ -27,7 +27,7 @@ from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.shape import Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import DenseTensorType
 
 from scanlib._compat import FUSED_ELEMWISE, NUMBERS_INSIDE, READY_GRAPHS, thaw_graph
@@ -37,6 +37,7 @@ from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.thunks import program_function
 from scanlib.backends.numba.state_products import Products, products_of
 from scanlib.kernels.program import LoopProgram
+from scanlib.lengths.numbers import indices_of
 from scanlib.ops.errors import SpecifiedShapeError
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.messages import SPECIFIED_SHAPE
@@ -241,7 +242,7 @@ class GraphWriter:
 
     def _indices(self, op: Subtensor, node: Apply) -> str | None:
         """Return the text of basic indices, None if there are others."""
-        indices = indices_from_subtensor(node.inputs[1:], op.idx_list)
+        indices = indices_of(node)
         if not all(isinstance(place, slice | int | Variable) for place in indices):
             return None
         texts = []

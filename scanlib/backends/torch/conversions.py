@@ -53,9 +53,9 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subt
 from scanlib._compat import INDEX_READS, INDEX_WRITES, IfElse, LegacyScan
 from scanlib.backends.torch.host import on_host
 from scanlib.backends.torch.operator import torch_dtype
-from scanlib.ops.errors import ConvergenceError, SequenceLengthError
+from scanlib.ops.errors import ConvergenceError
 from scanlib.ops.graph import is_linear_algebra
-from scanlib.ops.row_ops.checked_rows import CheckedConvergence, CheckedItems, CheckedRows
+from scanlib.ops.row_ops.checked_rows import CheckedConvergence, CheckedSizes
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.step_products import StepProducts
 
@@ -356,27 +356,15 @@ def funcify_checked_convergence(op: CheckedConvergence, node: Apply, **kwargs: A
     return checked_convergence
 
 
-@pytorch_funcify.register(CheckedRows)
-def funcify_checked_rows(op: CheckedRows, node: Apply, **kwargs: Any) -> Function:
-    """Return the check that an array has one row for every step."""
+@pytorch_funcify.register(CheckedSizes)
+def funcify_checked_sizes(op: CheckedSizes, node: Apply, **kwargs: Any) -> Function:
+    """Return the check of the sizes of an array."""
 
-    def checked_rows(rows: Any, steps: Any) -> Any:
-        if rows.shape[0] != int(steps):
-            raise SequenceLengthError(op.message, rows.shape[0], int(steps))
-        return rows
-
-    return checked_rows
-
-
-@pytorch_funcify.register(CheckedItems)
-def funcify_checked_items(op: CheckedItems, node: Apply, **kwargs: Any) -> Function:
-    """Return the check that an array has some items."""
-
-    def checked_items(array: Any, steps: Any = None) -> Any:
+    def checked_sizes(array: Any, steps: Any = None) -> Any:
         sizes = op.larger(array.shape, array.shape[0] if steps is None else int(steps))
         return array if sizes is None else array.new_zeros(sizes)
 
-    return checked_items
+    return checked_sizes
 
 
 # PyTensor's own conversions, and what takes their places

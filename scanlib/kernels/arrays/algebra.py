@@ -12,7 +12,7 @@ from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from pytensor.tensor.linalg.summary import Det, SLogDet
 from pytensor.tensor.math import Dot
 
-from scanlib.kernels.arrays.array_step import Step, core_op, rule
+from scanlib.kernels.arrays.array_step import Step, rule
 from scanlib.kernels.arrays.sizes import Size, if_equal, minimum, pieces, product, quotient, total
 from scanlib.kernels.arrays.workspace import Place, is_contiguous
 from scanlib.kernels.language import FLOATS, Value
@@ -20,6 +20,7 @@ from scanlib.kernels.linalg import factorizations, products
 from scanlib.kernels.linalg.matrices import Matrix, packed
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import load_number, store_number
+from scanlib.ops.graph import core_op
 from scanlib.ops.messages import shape_text
 from scanlib.ops.row_ops.triangular import TriangularFactor
 

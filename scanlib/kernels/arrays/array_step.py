@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import Op
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import Join
 from pytensor.tensor.blockwise import Blockwise
@@ -37,6 +36,8 @@ from scanlib.kernels.arrays.workspace import Part, Place, Workspace, bytes_of, i
 from scanlib.kernels.language import INT64, Block, Type, Value, Writer
 from scanlib.kernels.scalars import NoKernelError, Number, Scalars, parts_of
 from scanlib.kernels.spans import itemsize, load_number, store_number
+from scanlib.lengths.numbers import constant_index
+from scanlib.ops.graph import core_op
 from scanlib.ops.messages import NodeMessages
 
 MOST_ITEMS = 4  # that are read of a result which is not stored
@@ -54,11 +55,6 @@ def rule(*kinds: type) -> Callable[[Rule], Rule]:
         return function
 
     return register
-
-
-def core_op(node: Apply) -> Op:
-    """Return the Op that a node applies to each item of a batch."""
-    return node.op.core_op if isinstance(node.op, Blockwise) else node.op
 
 
 def overwrites(graph: FunctionGraph, node: Apply, order: Mapping[Apply, int]) -> bool:
@@ -258,15 +254,18 @@ class Step:
         else:
             self.bind_place(out, self.place(inp))
 
-    def size_of(self, variable: Variable) -> Size:
+    def size_of(self, variable: Variable | int) -> Size:
         """Return an integer as a size; `NoKernelError` if only a step tells it."""
-        if isinstance(variable, Constant):
-            return int(np.asarray(variable.data))
+        number = constant_index(variable)
+        if number is not None:
+            return number
         if variable not in self.known:
             raise NoKernelError("sizes that change from step to step have no kernel")
         return self.sizes.same(self.known[variable])
 
-    def is_known(self, variable: Variable) -> bool:
+    def is_known(self, variable: Variable | int) -> bool:
+        if isinstance(variable, int):
+            return True
         if isinstance(variable, Constant):
             return np.size(variable.data) == 1 and np.dtype(variable.type.dtype).kind in "iub"
         return variable in self.known

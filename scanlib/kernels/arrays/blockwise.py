@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.blockwise import Blockwise
 
@@ -11,6 +10,7 @@ from scanlib.kernels.arrays.nests import common_sizes, deliver, over, stretched
 from scanlib.kernels.arrays.sizes import Size
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import INT64, Block, Value
+from scanlib.lengths.batches import common
 
 BATCHES = "Incompatible sizes of the batches of an operation on matrices, {} and {}"
 RESULTS = "Items of a batch have results of different shapes"
@@ -89,9 +89,8 @@ def _known_item(outer: Variable, inner: Variable) -> Variable:
     """Return what an Op is given of one item: a number that is known to be the same for all, such
     as an axis in releases of PyTensor before 3.3."""
     is_integer = inner.type.dtype.startswith("int") and inner.type.ndim == 0
-    if is_integer and isinstance(outer, Constant) and np.unique(outer.data).size == 1:
-        return inner.type.make_constant(outer.data.reshape(-1)[0])
-    return inner
+    known = common(outer, outer.type.ndim) if is_integer and isinstance(outer, Constant) else None
+    return inner if known is None else known
 
 
 @rule(Blockwise)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pytensor.graph.basic import Apply, Variable
-from pytensor.tensor.subtensor import indices_from_subtensor
 
 from scanlib._compat import INDEX_READS, INDEX_WRITES
-from scanlib.kernels.arrays.array_step import Step, core_op, rule
+from scanlib.kernels.arrays.array_step import Step, rule
 from scanlib.kernels.arrays.nests import Walk, common_sizes, over, stretched, write_copy
 from scanlib.kernels.arrays.sizes import Size
 from scanlib.kernels.arrays.views import (
@@ -20,6 +19,8 @@ from scanlib.kernels.arrays.views import (
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.scalars import NoKernelError, added, real
+from scanlib.lengths.numbers import indices_of
+from scanlib.ops.graph import core_op
 
 INDEX_SHAPES = "shape mismatch: indexing arrays of {} and {} could not be broadcast together"
 
@@ -83,8 +84,8 @@ class Gather:
 @rule(*INDEX_READS[1:])
 def write_gather(step: Step, node: Apply) -> None:
     """Write the copy of items that arrays of indices select."""
-    source, *rest = node.inputs
-    gather = Gather(step, step.place(source), indices_from_subtensor(rest, core_op(node).idx_list))
+    source = node.inputs[0]
+    gather = Gather(step, step.place(source), indices_of(node))
     (out,) = node.outputs
     target = step.target(out, gather.sizes)
     gather.each(target, lambda item, part: write_copy(step, item, part))
@@ -102,7 +103,7 @@ def write_scatter(step: Step, node: Apply) -> None:
         if array.type.ndim:
             step.place(array)
     target = copied_base(step, node)
-    gather = Gather(step, target, indices_from_subtensor(rest, op.idx_list))
+    gather = Gather(step, target, indices_of(node))
     number = step.only_number(value)
     sizes, combine = tuple(gather.sizes), None if op.set_instead_of_inc else added
     if number is not None:

@@ -21,7 +21,7 @@ from pytensor.scalar.basic import ScalarMaximum, ScalarMinimum, get_scalar_type
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 
-from scanlib.kernels.arrays.array_step import Destination, Step, core_op, rule
+from scanlib.kernels.arrays.array_step import Destination, Step, rule
 from scanlib.kernels.arrays.sizes import Expression, Size, product
 from scanlib.kernels.arrays.workspace import Place, is_contiguous
 from scanlib.kernels.language import INT64, Value
@@ -35,6 +35,7 @@ from scanlib.kernels.spans import (
     store_number,
     walk,
 )
+from scanlib.ops.graph import core_op
 
 REGISTER = 64  # bytes of the lanes of the widest dtype: of two registers
 MOST_UNROLLED = 4  # parts of a known number of items

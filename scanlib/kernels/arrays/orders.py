@@ -22,7 +22,7 @@ from pytensor.tensor.extra_ops import SearchsortedOp
 from pytensor.tensor.sort import ArgSortOp, SortOp
 
 from scanlib._compat import sorted_axis
-from scanlib.kernels.arrays.array_step import Step, core_op, rule
+from scanlib.kernels.arrays.array_step import Step, rule
 from scanlib.kernels.arrays.nests import over, walked, write_copy
 from scanlib.kernels.arrays.sizes import total
 from scanlib.kernels.arrays.workspace import Place
@@ -30,6 +30,7 @@ from scanlib.kernels.language import INT64, Local, Type, Value, Writer
 from scanlib.kernels.linalg.matrices import shared
 from scanlib.kernels.scalars import NoKernelError, Number, parts_of, real
 from scanlib.kernels.spans import load_number
+from scanlib.ops.graph import core_op
 
 RUN = 32  # items that are put in order by counting
 LANES = 8  # items whose places are counted at once

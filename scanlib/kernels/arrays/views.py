@@ -27,11 +27,11 @@ from pytensor.tensor.basic import (
 )
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import join_of, split_of
-from scanlib.kernels.arrays.array_step import Step, core_op, rule
+from scanlib.kernels.arrays.array_step import Step, rule
 from scanlib.kernels.arrays.nests import (
     Tree,
     contiguous,
@@ -54,7 +54,9 @@ from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import Value
 from scanlib.kernels.scalars import NoKernelError, Number, added, parts_of, real
 from scanlib.kernels.spans import load_number, store_number
+from scanlib.lengths.numbers import constant_index, constant_place, indices_of
 from scanlib.ops import errors
+from scanlib.ops.graph import core_op
 from scanlib.ops.messages import SPECIFIED_SHAPE, out_of_bounds, shape_text
 
 ASSIGNED = "cannot assign an array of another shape to a slice: sizes {} and {}"
@@ -233,10 +235,6 @@ def write_extract_diag(step: Step, node: Apply) -> None:
 # Indices
 
 
-def integer_of(index: Constant | int) -> int:
-    return int(np.asarray(index.data)) if isinstance(index, Constant) else int(index)
-
-
 def indexed(step: Step, place: Place, indices: Sequence) -> Place:
     """Return the part of an array that basic indices select."""
     sizes: list[Size] = []
@@ -260,8 +258,8 @@ def indexed(step: Step, place: Place, indices: Sequence) -> Place:
 
 
 def _checked_index(step: Step, index: Variable | int, axis: int, size: Size) -> Size | Value:
-    if isinstance(index, int) or step.is_known(index):
-        number = index if isinstance(index, int) else step.size_of(index)
+    if step.is_known(index):
+        number = step.size_of(index)
         if isinstance(number, int):
             least = number + 1 if number >= 0 else -number
             text = out_of_bounds(number, axis)
@@ -283,38 +281,38 @@ def wrapped_index(step: Step, index: Value, axis: int, size: Size) -> Value:
 
 def _span(step: Step, index: slice, size: Size) -> tuple[Size, Size, int]:
     """Return the first index of a slice, how many there are, and the step."""
-    given = 1 if index.step is None else index.step
-    by = given if isinstance(given, int) else step.size_of(given)
+    by = 1 if index.step is None else step.size_of(index.step)
     if not isinstance(by, int):
         raise NoKernelError("a slice whose step is computed has no kernel")
     if by < 0:
         # The items from the end of the array on, counted from there.
         start, stop = (_from_end(bound) for bound in (index.start, index.stop))
-        first, count, _ = _forward(step, start, stop, -by, size)
+        first, count = _forward(step, start, stop, -by, size)
         return total(size, -1, product(-1, first)), count, by
-    return _forward(step, index.start, index.stop, by, size)
+    return *_forward(step, index.start, index.stop, by, size), by
 
 
 def _from_end(bound: Variable | int | None) -> int | None:
     """Return what bounds the same items where these are counted from the end."""
     if bound is None:
         return None
-    if not isinstance(bound, Constant | int):
+    known = constant_index(bound)
+    if known is None:
         raise NoKernelError("a slice that goes back from a computed place has no kernel")
-    return -1 - integer_of(bound)
+    return -1 - known
 
 
 def _forward(
     step: Step, start: Variable | int | None, stop: Variable | int | None, by: int, size: Size
-) -> tuple[Size, Size, int]:
+) -> tuple[Size, Size]:
     first = 0 if start is None else _bound(step, start, size)
     last = size if stop is None else _bound(step, stop, size)
     count = last if first == 0 else maximum(total(last, product(-1, first)), 0)
-    return first, pieces(count, by), by
+    return first, pieces(count, by)
 
 
 def _bound(step: Step, bound: Variable | int, size: Size) -> Size:
-    number = bound if isinstance(bound, int) else step.size_of(bound)
+    number = step.size_of(bound)
     if isinstance(number, int):
         if isinstance(size, int):
             return slice(number, None).indices(size)[0]
@@ -332,7 +330,7 @@ def _bound(step: Step, bound: Variable | int, size: Size) -> Size:
 
 @rule(Subtensor)
 def write_subtensor(step: Step, node: Apply) -> None:
-    indices = indices_from_subtensor(node.inputs[1:], core_op(node).idx_list)
+    indices = indices_of(node)
     inp, out = node.inputs[0], node.outputs[0]
     if inp in step.deferred:
         step.bind_number(out, _computed_item(step, inp, indices))
@@ -344,13 +342,10 @@ def write_subtensor(step: Step, node: Apply) -> None:
                 _checked_index(step, index, axis, step.places[inp].sizes[axis])
             step.alias(out, step.items[inp][which])
             return
-    if inp in step.items and len(indices) == 1 and isinstance(indices[0], slice):
-        index = indices[0]
-        bounds = [index.start, index.stop, index.step]
-        if all(bound is None or isinstance(bound, int | Constant) for bound in bounds):
-            numbers = [None if bound is None else integer_of(bound) for bound in bounds]
-            step.items[out] = step.items[inp][slice(*numbers)]
-            return
+    place = constant_place(node)
+    if inp in step.items and place is not None and len(place) == 1 and isinstance(place[0], slice):
+        step.items[out] = step.items[inp][place[0]]
+        return
     view = indexed(step, step.place(inp), indices)
     if out.type.ndim == 0:
         step.bind_number(out, load_number(step.writer, view.dtype, view.pointer, 0))
@@ -362,7 +357,7 @@ def _place_in_order(step: Step, indices: Sequence, shape: Sequence[int]) -> int 
     """Return which item indices mean, None if they are no numbers or out of bounds."""
     found = 0
     for index, size in zip(indices, shape, strict=True):
-        place = index if isinstance(index, int) else step.size_of(index)
+        place = step.size_of(index)
         if not isinstance(place, int) or not -size <= place < size:
             return None
         found = found * size + place % size
@@ -386,9 +381,8 @@ def _computed_item(step: Step, variable: Variable, indices: Sequence[Variable | 
 
 @rule(IncSubtensor)
 def write_inc_subtensor(step: Step, node: Apply) -> None:
-    _, value, *rest = node.inputs
-    out, op = node.outputs[0], core_op(node)
-    indices = indices_from_subtensor(rest, op.idx_list)
+    value, out, op = node.inputs[1], node.outputs[0], core_op(node)
+    indices = indices_of(node)
     target = copied_base(step, node)
     part = indexed(step, target, indices)
     number = step.only_number(value)

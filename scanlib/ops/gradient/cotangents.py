@@ -17,9 +17,9 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.scalar.basic import Add, Second
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor
 
-from scanlib.lengths.numbers import constant_index
+from scanlib.lengths.numbers import constant_index, indices_of
 from scanlib.ops.graph import applies
 from scanlib.ops.recursion import taken_apart
 
@@ -97,7 +97,7 @@ def _placed_in_zeros(variable: Variable) -> tuple[Variable, int | slice | None]:
     node, own = variable.owner, variable.type.broadcastable
     if node is None or not isinstance(node.op, IncSubtensor) or not is_zeros(node.inputs[0]):
         return variable, None
-    index, *others = indices_from_subtensor(node.inputs[2:], node.op.idx_list)
+    index, *others = indices_of(node)
     value, given = node.inputs[1], node.inputs[1].type.broadcastable
     if isinstance(index, slice) and not others:
         start = constant_index(index.start)

@@ -61,7 +61,24 @@ class CheckedArray(Op):
         return [tuple(arguments[-1][0])]
 
 
-class CheckedRows(CheckedArray):
+class CheckedSizes(CheckedArray):
+    """Base of Ops that check the shape of the array they are given, and a number of steps."""
+
+    def larger(self, shape: Sequence[int], steps: int | None) -> tuple[int, ...] | None:
+        """Return the sizes of zeros that take the place of an array, None if it passes, or raise
+        the error; the number of steps may not be known."""
+        raise NotImplementedError
+
+    def passed(self, array: Any, steps: Any = None) -> Any:
+        """Return the array, or zeros, or raise the error."""
+        sizes = self.larger(array.shape, len(array) if steps is None else int(steps))
+        return array if sizes is None else np.zeros(sizes, array.dtype)
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        output_storage[0][0] = self.passed(*inputs)
+
+
+class CheckedRows(CheckedSizes):
     """The array it is given, or an error whose message has ``{}`` for the numbers of rows and of
     steps."""
 
@@ -69,11 +86,9 @@ class CheckedRows(CheckedArray):
         rows = pt.as_tensor_variable(rows)
         return Apply(self, [rows, pt.cast(steps, "int64")], [rows.type()])
 
-    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        rows, steps = inputs
-        if len(rows) != steps:
-            raise SequenceLengthError(self.message, len(rows), int(steps))
-        output_storage[0][0] = rows
+    def larger(self, shape: Sequence[int], steps: int | None) -> None:
+        if steps is not None and shape[0] != steps:
+            raise SequenceLengthError(self.message, shape[0], steps)
 
 
 class Item(NamedTuple):
@@ -90,7 +105,7 @@ class Item(NamedTuple):
         return self.place + 1 if self.place >= 0 else -self.place
 
 
-class CheckedItems(CheckedArray):
+class CheckedItems(CheckedSizes):
     """The array it is given, which has some items, or an `IndexError`.
 
     There is no error without steps, whose number is given, or else that of the rows. The result is
@@ -125,25 +140,13 @@ class CheckedItems(CheckedArray):
         is_rows = len(node.inputs) == 1
         return Steps(None, node.inputs[:1], [Rows(0, each_step=True)], [None]) if is_rows else None
 
-    def larger(self, shape: Sequence[int], steps: int) -> tuple[int, ...] | None:
-        """Return the sizes of the zeros in the place of an array, None if it has the items."""
-        for axis, least in self.sizes.items():
-            if shape[axis] < least:
-                break
-        else:
+    def larger(self, shape: Sequence[int], steps: int | None) -> tuple[int, ...] | None:
+        if all(shape[axis] >= least for axis, least in self.sizes.items()):
             return None
-        if steps:
+        if steps != 0:
             wrong = next(item for item in self.items if shape[item.axis] < item.least)
             raise IndexError(wrong.message.format(0, shape[wrong.axis]))
         return tuple(max(size, self.sizes.get(axis, 0)) for axis, size in enumerate(shape))
-
-    def passed(self, array: Any, steps: Any = None) -> Any:
-        """Return the array, or zeros, or raise the error."""
-        sizes = self.larger(array.shape, len(array) if steps is None else steps)
-        return array if sizes is None else np.zeros(sizes, array.dtype)
-
-    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        output_storage[0][0] = self.passed(*inputs)
 
 
 class CheckedConvergence(CheckedArray):

@@ -25,14 +25,13 @@ from pytensor.tensor.subtensor import (
     IncSubtensor,
     Subtensor,
     inc_subtensor,
-    indices_from_subtensor,
     set_subtensor,
 )
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import UNBATCH, is_legacy_scan
 from scanlib.lengths.batches import behind_the_batch, common, of_one_member, without_axes
-from scanlib.lengths.numbers import constant_index
+from scanlib.lengths.numbers import constant_index, indices_of
 from scanlib.ops.graph import core_op
 
 # What one member's part of a result is computed by, from its parts of the inputs.
@@ -115,7 +114,7 @@ def _slices_rows(node: Apply, position: int, rank: int) -> bool:
         return False
     if isinstance(op, Blockwise):
         return op.batch_ndim(node) == rank
-    return behind_the_batch(node, 1, rank) is not None
+    return behind_the_batch(node, rank) is not None
 
 
 def _is_size(variable: Variable) -> bool:
@@ -204,7 +203,7 @@ class Member:
         cut = value.owner
         if len(sizes) != self.rank + 1 or cut is None or not isinstance(cut.op, Subtensor):
             return None
-        shape, (index,) = cut.inputs[0], indices_from_subtensor(cut.inputs[1:], cut.op.idx_list)
+        shape, (index,) = cut.inputs[0], indices_of(cut)
         if shape.owner is None or not isinstance(shape.owner.op, Shape):
             return None
         if not isinstance(index, slice) or (index.stop, index.step) != (None, None):
@@ -215,7 +214,7 @@ class Member:
 
     def _written(self, node: Apply) -> Variable | None:
         """Return one member of which some rows are written."""
-        rest = behind_the_batch(node, 2, self.rank)
+        rest = behind_the_batch(node, self.rank)
         if not rest:
             return None
         rows, value = self.of(node.inputs[0])[rest], node.inputs[1]

@@ -34,11 +34,11 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.basic import Alloc, AllocEmpty
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib.lengths.arrays import Lengths, slice_of
 from scanlib.lengths.forms import LengthForm, number
-from scanlib.lengths.numbers import constant_index
+from scanlib.lengths.numbers import constant_index, indices_of
 from scanlib.ops.gradient.cotangents import is_zeros, terms_of
 from scanlib.ops.graph import conform, lifted_row
 from scanlib.ops.loop import Carry, Loop, Output, Part, Sequence
@@ -148,10 +148,10 @@ def _turned(placed: Placed, length: LengthForm) -> Placed:
 def _added(variable: Variable, length: LengthForm, rows: Lengths) -> list[Placed] | None:
     """Return the parts of rows added to, or set in, an array."""
     node = variable.owner
-    base, value, *index_inputs = node.inputs
+    base, value = node.inputs[:2]
     if node.op.set_instead_of_inc and not is_zeros(base):
         return None
-    indices = indices_from_subtensor(index_inputs, node.op.idx_list)
+    indices = indices_of(node)
     row = value.type.broadcastable[value.type.ndim - base.type.ndim + 1 :]
     if len(indices) != 1 or value.type.ndim < base.type.ndim - 1:
         return None

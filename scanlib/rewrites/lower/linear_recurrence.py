@@ -26,7 +26,7 @@ multiplications.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,52 +121,6 @@ def check_joined_cost(
     used = sum(guessed[i] * guessed[j] for i, row in enumerate(full) for j in row)
     if sum(guessed) ** 2 > WASTE * used:
         raise NotLinearError(FEW_BLOCKS)
-
-
-def check_step_matrices(loop: Loop, steps: Mapping[Variable, Variable], matrix: Variable) -> None:
-    """Refuse recurrences whose matrices of all steps cost more than what they are made of.
-
-    `steps` has the next value of every recurrent value in the loop's body; `matrix` is that of one
-    step, with the state's other axes in front of its own two.
-    """
-    rows = {sequence.row for sequence in loop.sequences}
-    if not rows.intersection(ancestors([matrix])):
-        return
-    largest = max(length or SMALL_MATRIX + 1 for length in matrix.type.shape[-2:])
-    products = _products(matrix, rows)
-    if _step_has_matrices(steps, rows):
-        own = set(toposort(list(steps.values())))
-        costs_more = largest > SMALL_MATRIX and not own.issuperset(products)
-    else:
-        costs_more = largest > SMALL_MATRIX or bool(products)
-    if costs_more:
-        raise NotLinearError("making a matrix for each step would cost more than the steps do")
-
-
-def _products(matrix: Variable, rows: set[Variable]) -> list[Apply]:
-    """Return the products and sums that differ from step to step and make a matrix."""
-    varying = depends_on([matrix], list(rows))
-    return [
-        node
-        for node in toposort([matrix])
-        if node.outputs[0] in varying and isinstance(core_op(node), Dot | CAReduce | SolveBase)
-    ]
-
-
-def _step_has_matrices(steps: Mapping[Variable, Variable], rows: set[Variable]) -> bool:
-    """Whether a step multiplies a state with a matrix that differs from step to step."""
-    targets = list(steps.values())
-    dependent = depends_on(targets, list(steps))
-    varying = depends_on(targets, list(rows))
-    for node in toposort(targets):
-        factors = _factors(node)
-        if dependent.isdisjoint(factors):
-            continue
-        for factor in factors:
-            is_row = factor in varying and factor not in dependent
-            if is_row and factor.type.ndim >= 2 and True not in factor.type.broadcastable[-2:]:
-                return True
-    return False
 
 
 def _reads_items(loop: Loop) -> bool:
@@ -429,7 +383,6 @@ class _Search:
     def one_state(self) -> Roles | None:
         """Return the roles around a single state as it stands, None if it has to be joined."""
         (slot,) = self.slots
-        steps = {slot.value: slot.next}
         if slot.next not in depends_on([slot.next], [slot.value]):
             raise NotLinearError("no state depends on the one before it")
         if slot.value.type.ndim == 0:
@@ -440,7 +393,7 @@ class _Search:
         if found is None:
             return None
         if not self.at_any_cost:
-            check_step_matrices(self.loop, steps, found.matrix)
+            self.check_step_matrices(found.matrix)
         return Roles([slot], found, self.sums, self.shift_of.get(slot.part))
 
     def joined(self) -> Roles:
@@ -459,18 +412,16 @@ class _Search:
         batch = self.batch()
         blocks = self.blocks(self.forms, batch)
         matrix = self.matrix(self.forms, blocks, batch)
-        above = set(ancestors([matrix]))
-        per_step = any(sequence.row in above for sequence in loop.sequences)
         sizes = [self.forms.size(k, batch) for k in range(len(self.slots))]
         if not self.at_any_cost:
-            self.check_numbers(batch, per_step)
+            self.check_numbers(batch, matrix)
             check_joined_cost(
                 [constant_integer(size) for size in sizes],
                 [slot.value.type.ndim - batch for slot in self.slots],
                 [[j for j, block in enumerate(row) if block and block.full] for row in blocks],
-                per_step,
+                self.differs(matrix),
             )
-            check_step_matrices(loop, {slot.value: slot.next for slot in self.slots}, matrix)
+            self.check_step_matrices(matrix)
         mask = None
         if not all(block and block.full for row in blocks for block in row):
             mask = self.mask(batch)
@@ -481,14 +432,60 @@ class _Search:
         pieces = Pieces(sizes, shapes, batch)
         return Roles(self.slots, recurrence, self.sums, shift, mask, pieces)
 
-    def check_numbers(self, batch: int, per_step: bool) -> None:
+    # What matrices of all steps cost
+
+    @cached_property
+    def rows(self) -> set[Variable]:
+        return {sequence.row for sequence in self.loop.sequences}
+
+    def differs(self, variable: Variable) -> bool:
+        """Whether a variable differs from step to step."""
+        return not self.rows.isdisjoint(ancestors([variable]))
+
+    def check_step_matrices(self, matrix: Variable) -> None:
+        """Refuse recurrences whose matrices of all steps cost more than what they are made of.
+
+        `matrix` is that of one step, with the state's other axes in front of its own two.
+        """
+        if not self.differs(matrix):
+            return
+        largest = max(length or SMALL_MATRIX + 1 for length in matrix.type.shape[-2:])
+        varying = depends_on([matrix], self.rows)
+        products = [  # and sums and solves that differ from step to step
+            node
+            for node in toposort([matrix])
+            if node.outputs[0] in varying and isinstance(core_op(node), Dot | CAReduce | SolveBase)
+        ]
+        if self.has_matrices:
+            own = set(toposort([slot.next for slot in self.slots]))
+            costs_more = largest > SMALL_MATRIX and not own.issuperset(products)
+        else:
+            costs_more = largest > SMALL_MATRIX or bool(products)
+        if costs_more:
+            raise NotLinearError("making a matrix for each step would cost more than the steps do")
+
+    @cached_property
+    def has_matrices(self) -> bool:
+        """Whether a step multiplies a state with a matrix that differs from step to step."""
+        targets = [slot.next for slot in self.slots]
+        dependent = depends_on(targets, [slot.value for slot in self.slots])
+        varying = depends_on(targets, self.rows)
+        for node in toposort(targets):
+            factors = _factors(node)
+            if dependent.isdisjoint(factors):
+                continue
+            for factor in factors:
+                is_row = factor in varying and factor not in dependent
+                if is_row and factor.type.ndim >= 2 and True not in factor.type.broadcastable[-2:]:
+                    return True
+        return False
+
+    def check_numbers(self, batch: int, matrix: Variable) -> None:
         """Refuse few numbers that steps put together, or rows of a batch of such.
 
         They stay in registers there, and work on rows costs less than to make matrices for them.
         """
-        rows = {sequence.row for sequence in self.loop.sequences}
-        steps = {slot.value: slot.next for slot in self.slots}
-        if not per_step or _step_has_matrices(steps, rows):
+        if not self.differs(matrix) or self.has_matrices:
             return
         if batch or take_apart(thaw_graph(self.node.op.body), self.node.op.signature):
             raise NotLinearError("its states are few numbers, which steps put together")
@@ -560,7 +557,7 @@ class _Search:
         made = pt.gt(self.matrix(forms, self.blocks(forms, batch), batch), 0)
         for _ in range(batch):
             made = made.any(axis=0)
-        if any(sequence.row in set(ancestors([made])) for sequence in self.loop.sequences):
+        if self.differs(made):
             raise NotLinearError("which states a step reads differs from step to step")
         return None if _all_true(made) else made.T
 

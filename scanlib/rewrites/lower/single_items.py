@@ -22,14 +22,14 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Second
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import thaw_graph
 from scanlib.analysis.recognition import analyse
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
-from scanlib.lengths.numbers import constant_index
+from scanlib.lengths.numbers import constant_place
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.graph import Readers, applies, index_text, readers_of, row_type
+from scanlib.ops.graph import Readers, applies, index_text, readers_of, row_type, writes_of
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output
 from scanlib.ops.loop import Sequence as Rows
 from scanlib.ops.loop_rewrite import LowersLoops
@@ -140,12 +140,12 @@ class _Items:
     def read(self, node: Apply) -> Access | None:
         if not isinstance(node.op, Subtensor) or node.inputs[0] not in self.arrays:
             return None
-        place = _constant_place(node, 1)
+        place = constant_place(node)
         return None if place is None else Access(node, place, self.arrays[node.inputs[0]])
 
     def written(self, output: Output) -> list[Access]:
         """Return what is written into the zeros that an output is besides, the first one first."""
-        base, writes = _writes(output.value)
+        base, writes = writes_of(output.value)
         if not writes or not is_zeros(base):
             return []
         array = None
@@ -153,22 +153,22 @@ class _Items:
             array = self.arrays.get(base.owner.inputs[0]) if applies(base.owner, Second) else None
             if array is None:
                 return []
-        return [write._replace(array=array) for write in writes]
+        return [Access(*write, array) for write in writes]
 
     def added(self, carry: Carry, readers: Readers) -> list[Access]:
         """Return what is added to items of an accumulator that nothing else reads, the first one
         first."""
-        base, writes = _writes(carry.next)
-        values = [base, *(write.node.outputs[0] for write in writes)]
+        base, writes = writes_of(carry.next)
+        values = [base, *(node.outputs[0] for node, _ in writes)]
         if base is not carry.value or any(len(readers[value]) > 1 for value in values):
             return []
-        if any(write.node.op.set_instead_of_inc for write in writes):
+        if any(node.op.set_instead_of_inc for node, _ in writes):
             return []
-        indices = [index for write in writes for index in write.place]
-        same = len({len(write.place) for write in writes}) == 1
+        indices = [index for _, place in writes for index in place]
+        same = len({len(place) for _, place in writes}) == 1
         if not same or any(isinstance(index, slice) or index < 0 for index in indices):
             return []  # one item may be in several places
-        return [write._replace(array=carry) for write in writes]
+        return [Access(*write, carry) for write in writes]
 
     # Arrays that have the items
 
@@ -242,7 +242,7 @@ class _Items:
 
     def split_output(self, output: Output, writes: list[Access]) -> None:
         """Give the loop an output for each item that is written into zeros."""
-        (base, _), array, dtype = _writes(output.value), writes[0].array, output.type.dtype
+        (base, _), array, dtype = writes_of(output.value), writes[0].array, output.type.dtype
         parts = [Output(pt.cast(write.value, dtype), output.name) for write in writes]
         lead = int(isinstance(array, Rows))
         sizes = [
@@ -282,32 +282,6 @@ class _Items:
 
         self.edit.redirect(carry, made)
         self.loop.carries += parts.values()
-
-
-def _writes(value: Variable) -> tuple[Variable, list[Access]]:
-    """Return what is written at constant places of an array, the first one first, and the array
-    before."""
-    writes: list[Access] = []
-    while value.owner is not None and isinstance(value.owner.op, IncSubtensor):
-        node, place = value.owner, _constant_place(value.owner, 2)
-        slices = sum(isinstance(index, slice) for index in place or ())
-        if place is None or node.inputs[1].type.ndim != value.type.ndim - len(place) + slices:
-            break
-        writes.append(Access(node, place))
-        value = node.inputs[0]
-    return value, writes[::-1]
-
-
-def _constant_place(node: Apply, skipped: int) -> Place | None:
-    """Return the indices of a node, None if not all are constants."""
-    place = []
-    for index in indices_from_subtensor(node.inputs[skipped:], node.op.idx_list):
-        ends = (index.start, index.stop, index.step) if isinstance(index, slice) else (index,)
-        known = [None if end is None else constant_index(end) for end in ends]
-        if any(k is None and end is not None for k, end in zip(known, ends, strict=True)):
-            return None
-        place.append(slice(*known) if isinstance(index, slice) else known[0])
-    return tuple(place)
 
 
 def _outer(array: Array) -> Variable:

@@ -45,7 +45,6 @@ that crosses the border between a loop and a batch is written once and read once
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import toposort
@@ -76,11 +75,11 @@ from pytensor.tensor.subtensor import (
     AdvancedSubtensor,
     IncSubtensor,
     Subtensor,
-    indices_from_subtensor,
 )
 
 from scanlib._compat import INDEX_READS, INDEXED_BY_VECTOR, LOG_SUM_EXP, split_of
-from scanlib.ops.graph import applies, core_op, is_dense, is_linear_algebra, is_tensor
+from scanlib.lengths.numbers import indices_of
+from scanlib.ops.graph import CHEAP, applies, core_op, is_dense, is_linear_algebra, is_tensor
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 
@@ -103,13 +102,6 @@ _FIRST_SIZES: dict[type, int] = {
 
 # Functions that kernels of elementwise loops compute for several items at once.
 FUNCTIONS = (ps.Exp, ps.Expm1, ps.Log, ps.Log1p, ps.Tanh, Sigmoid, Softplus)
-
-# Arithmetic that is done again rather than stored.
-_ARITHMETIC = (
-    *(ps.Add, ps.Sub, ps.Mul, ps.TrueDiv, ps.Neg, ps.Sqr, ps.Abs, ps.Cast, ps.Identity),
-    *(ps.Second, ps.Switch, ps.Sign, ps.ScalarMaximum, ps.ScalarMinimum),
-    *(ps.LogicalComparison, ps.AND, ps.OR, ps.Invert),
-)
 
 
 def batch_rank(node: Apply) -> int:
@@ -170,8 +162,7 @@ def _has_a_size_of_its_own(node: Apply, varies: Callable[[Variable], bool]) -> b
     """Whether the shape of a node's result depends on values that differ from step to step."""
     op = core_op(node)
     if isinstance(op, INDEX_READS):
-        index: Any = op
-        indices = indices_from_subtensor(node.inputs[1:], index.idx_list)
+        indices = indices_of(node)
         slices = [part for part in indices if isinstance(part, slice)]
         masks = [v for v in node.inputs[1:] if is_tensor(v) and v.type.dtype == "bool"]
         bounds = [bound for part in slices for bound in (part.start, part.stop, part.step)]
@@ -223,7 +214,7 @@ def varying_index(node: Apply, differs: Callable[[Variable], bool]) -> bool:
     places = node.inputs[1:] if isinstance(node.op, Subtensor) else node.inputs[2:]
     if len(places) != 1 or not differs(places[0]):
         return False
-    maker, (first, *rest) = places[0].owner, indices_from_subtensor(places, node.op.idx_list)
+    maker, (first, *rest) = places[0].owner, indices_of(node)
     is_integer = maker is not None and isinstance(maker.op, ScalarFromTensor)
     return is_integer and first is places[0] and all(index == slice(None) for index in rest)
 
@@ -236,7 +227,7 @@ def is_view(node: Apply) -> bool:
 def is_arithmetic(node: Apply) -> bool:
     """Whether computing a node's result again costs less than storing it."""
     return (
-        applies(node, _ARITHMETIC)
+        applies(node, CHEAP)
         or is_view(node)
         or isinstance(node.op, Alloc | Shape | Shape_i | MakeVector)
     )

@@ -17,11 +17,12 @@ from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.graph.traversal import walk
 from pytensor.tensor.basic import Alloc, ScalarFromTensor
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib.lengths.numbers import constant_index
+from scanlib.lengths.numbers import constant_index, indices_of
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.gradient.cotangents import is_zeros
+from scanlib.ops.graph import writes_of
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 
 
@@ -112,21 +113,21 @@ def _joined(node: Apply) -> Variable | None:
 
 def _stacked(node: Apply) -> Variable | None:
     """Return the stack of what is written at all places of an axis, at each once."""
-    out, found = node.outputs[0].type, dict[int, Variable]()
+    (base, writes), out = writes_of(node.outputs[0]), node.outputs[0].type
     axis = len(node.op.idx_list) - 1
-    size, current = out.shape[axis], node.outputs[0]
+    size, whole = out.shape[axis], (slice(None),) * axis
+    has_places = size == len(writes) and all(place for _, place in writes)
+    if not has_places or out.ndim == 1 or not is_zeros(base):
+        return None
     kind = (out.dtype, out.broadcastable[:axis] + out.broadcastable[axis + 1 :])
-    while current.owner is not None and isinstance(current.owner.op, IncSubtensor):
-        base, value, *rest = current.owner.inputs
-        *others, last = indices_from_subtensor(rest, current.owner.op.idx_list)
-        place = None if isinstance(last, slice) else constant_index(last)
+    found = dict[int, Variable]()
+    for write, place in writes:
+        value = write.inputs[1]
         same = (value.type.dtype, value.type.broadcastable) == kind
-        is_part = same and others == [slice(None)] * axis
-        if place is None or size is None or not is_part or place % size in found:
+        if not same or place[:-1] != whole or not isinstance(place[-1], int):
             return None
-        found[place % size] = value
-        current = base
-    if len(found) != size or len(kind[1]) == 0 or not is_zeros(current):
+        found[place[-1] % size] = value
+    if len(found) != size:
         return None
     values = [found[place] for place in range(size)]
     return pt.stack(values, axis) if size > 1 else pt.expand_dims(values[0], axis)
@@ -135,7 +136,7 @@ def _stacked(node: Apply) -> Variable | None:
 def _axis_slice(node: Apply) -> tuple[int, _Slice] | None:
     """Return the one axis along which a slice was written, and the slice."""
     target, value = node.inputs[:2]
-    indices = indices_from_subtensor(node.inputs[2:], node.op.idx_list)
+    indices = indices_of(node)
     if value.type.ndim != target.type.ndim or any(not isinstance(i, slice) for i in indices):
         return None
     cut = [k for k, index in enumerate(indices) if index != slice(None)]

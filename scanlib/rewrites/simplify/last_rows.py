@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import IfElse
-from scanlib.lengths.numbers import constant_index
+from scanlib.lengths.numbers import constant_index, indices_of
 from scanlib.ops.loop import Loop, Output, Part, State
 from scanlib.ops.row_ops.checked_rows import CheckedValue
 from scanlib.ops.scan import Scan
@@ -55,10 +55,6 @@ class LastRow:
         return check(self.of(history), pt.ge(steps, self.back))
 
 
-def _indices(node: Apply) -> tuple:
-    return tuple(indices_from_subtensor(node.inputs[1:], node.op.idx_list))
-
-
 def tap_of_view(node: Apply, depth: int, reverse: bool = False) -> int | None:
     """Return the tap whose values at all steps a view of a history holds.
 
@@ -66,7 +62,7 @@ def tap_of_view(node: Apply, depth: int, reverse: bool = False) -> int | None:
     """
     if not isinstance(node.op, Subtensor):
         return None
-    indices = _indices(node)
+    indices = indices_of(node)
     if len(indices) != 1 or not isinstance(indices[0], slice) or indices[0].step is not None:
         return None
     start = 0 if indices[0].start is None else constant_index(indices[0].start)
@@ -125,7 +121,7 @@ def last_row_reads(
 def _last_row(node: Apply, position: int, needs_step: bool) -> LastRow | None:
     if not isinstance(node.op, Subtensor) or position != 0:
         return None
-    indices = _indices(node)
+    indices = indices_of(node)
     if not indices:
         return None
     first, several = indices[0], isinstance(indices[0], slice)
@@ -140,7 +136,7 @@ def _last_row(node: Apply, position: int, needs_step: bool) -> LastRow | None:
         back -= rows  # PyTensor counts from the start where it knows the length
     if back is None or not -MAX_KEPT_ROWS <= back < 0:
         return None
-    return LastRow(node.outputs[0], -back, indices[1:], needs_step, several)
+    return LastRow(node.outputs[0], -back, tuple(indices[1:]), needs_step, several)
 
 
 def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
