@@ -135,7 +135,8 @@ def lower_elementwise(loop: Loop, may_round: bool = True) -> Apply:
     scalar = scalar_loop(loop)
     analysis = analyse(scalar)
     made = loop.apply().node
-    found = analysis.recurrences if may_round else ()
+    rounded = {r.family for r in analysis.recurrences} - {"maximum", "minimum"}
+    found = () if rounded and not may_round else analysis.recurrences
     op = ElemwiseScan(made.op, scalar.freeze(), scalar.layout, found, analysis.notes)
     return op.make_node(*made.inputs)
 
