@@ -154,8 +154,7 @@ class ArrayLoop(Loop):
         apart = take_apart(graph, op.signature)
         self.expected = {} if apart is None else apart.expected
         if apart is not None:
-            pairs = zip(graph.outputs, apart.results, strict=True)
-            graph.replace_all([(a, b) for a, b in pairs if a is not b], import_missing=True)
+            graph = FunctionGraph(graph.inputs, apart.results, clone=False)
         super().__init__(op, graph, op.outer_input_types())
 
     @cached_property

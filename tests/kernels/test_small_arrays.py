@@ -15,6 +15,7 @@ from scanlib.ops.scan import Scan
 from scanlib.ops.small_arrays import take_apart
 from scanlib.schedules.array_loops import ArrayLoop
 from tests.kernels.test_kernel_arrays import check, evaluated, runner, scan
+from tests.modes import MODES
 
 rng = np.random.default_rng(11)
 DTYPES = ["float64", "float32", "int64", "int32", "complex128"]
@@ -317,3 +318,34 @@ def test_what_is_not_taken_apart(step, size):
     h = pt.tensor("h", shape=(size,))
     node = scanlib.scan(step, None, [h], n_steps=3, return_updates=False).owner.inputs[0].owner
     assert take_apart(thaw_graph(node.op.body), node.op.signature) is None
+
+
+@pytest.mark.parametrize("optimized", [True, False])
+def test_results_that_are_states(optimized):
+    h, g = (pt.tensor(k, shape=(3,)) for k in "hg")
+    swapped = scan(lambda h, g: [g, h], None, [h, g], n_steps=3)
+    kept, other, row = scan(lambda h, g: [h, g + h[0], h], None, [h, g, None], n_steps=3)
+    f = pytensor.function(
+        [h, g], [*swapped, kept, other, row], mode=None if optimized else "FAST_COMPILE"
+    )
+    h, g = START, RATES
+    wanted = [[g, h, g], [h, g, h], [h] * 3, [g + k * h[0] for k in (1, 2, 3)], [h] * 3]
+    for found, rows in zip(f(h, g), wanted, strict=True):
+        np.testing.assert_allclose(found, rows)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda h, x: h + x, lambda h, x: h.reshape((2, 2)), lambda h, x: pt.alloc(h, 2, 2)],
+)
+@pytest.mark.parametrize("name", ["numba", "c"])
+def test_sizes_that_do_not_fit(name, wrong):
+    """Only the state's next value tells its size: that is no error before the first step."""
+    h, x, n = pt.dvector("h"), pt.tensor("x", shape=(2,)), pt.lscalar("n")
+    y, first = scan(
+        lambda h, x: [pt.stack([h[1], h[0], h[2]]), wrong(h, x)], None, [h, None], [x], n_steps=n
+    )
+    f = pytensor.function([h, x, n], [y, first], mode=MODES[name])
+    assert f(START, np.ones(2), 0)[0].shape == (0, 3)
+    with pytest.raises(ValueError, match=r"scan: .* at step 0"):
+        f(START, np.ones(2), 2)

@@ -123,3 +123,30 @@ def test_a_sequence_that_is_known_to_be_too_short():
     ones = np.ones((1, 2))
     with pytest.raises(SequenceLengthError, match=r"gives (1|\{\}) rows"):
         f(ones, ones, 10)
+
+
+@pytest.mark.parametrize("mode", ADOPTING)
+@pytest.mark.parametrize("shape", [(), (2,)], ids=str)
+def test_gradient_of_an_extreme(shape, mode):
+    """PyTensor's compares the values that the forward loop kept with what they may be."""
+    x, a = pt.tensor("x", shape=(None, *shape)), pt.tensor("a", shape=shape)
+    y = pytensor.scan(
+        lambda x, h, a: pt.maximum(h + a, x),
+        sequences=x,
+        outputs_info=[pt.full(shape, 0.3)],
+        non_sequences=a,
+        return_updates=False,
+    )
+    f = pytensor.function([x, a], [y, pytensor.grad(y.sum(), a)], mode=ADOPTING[mode])
+    rng = np.random.default_rng(3)
+    rows, added = rng.random((200, *shape)) * 20, np.full(shape, 0.1) + 0.01 * rng.random(shape)
+    h, slope = np.full(shape, 0.3), np.zeros(shape)
+    values, slopes = [], []
+    for row in rows:
+        slope = np.where(h + added > row, slope + 1, 0)
+        h = np.maximum(h + added, row)
+        values.append(h)
+        slopes.append(slope)
+    found, gradient = f(rows, added)
+    np.testing.assert_allclose(found, values, rtol=1e-12)
+    np.testing.assert_allclose(gradient, np.sum(slopes, axis=0), rtol=1e-12)

@@ -87,8 +87,8 @@ def test_one_loop_of_two(lenient, monkeypatch, caplog):
     """The other loop is lowered all the same, and `explain` tells the two apart."""
     lowered = lower_elementwise.lower_elementwise
 
-    def fail_for_one(loop):
-        return fail() if loop.name == "bad" else lowered(loop)
+    def fail_for_one(loop, **options):
+        return fail() if loop.name == "bad" else lowered(loop, **options)
 
     monkeypatch.setattr(lower_elementwise, "lower_elementwise", fail_for_one)
     x, z = pt.dvector("x"), pt.dvector("z")

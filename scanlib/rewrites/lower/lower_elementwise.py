@@ -21,20 +21,29 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import MergeOptimizer, dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
+from pytensor.scalar import basic as ps
 from pytensor.scalar.basic import Add
 from pytensor.tensor.basic import Alloc
-from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.analysis.recognition import analyse
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.lengths.arrays import Lengths
-from scanlib.ops.graph import core_op, is_linear_algebra, is_outer_product, row_type
+from scanlib.ops.graph import (
+    applies,
+    core_op,
+    is_differentiable,
+    is_linear_algebra,
+    is_outer_product,
+    row_type,
+)
 from scanlib.ops.logaddexp import stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, Part, Sequence
 from scanlib.ops.loop_rewrite import LoopRewrite, LowersLoops
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.scan import Scan
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
 from scanlib.rewrites.simplify.last_rows import is_loop, value_of_rows
 from scanlib.rewrites.simplify.simplify import replace
@@ -57,7 +66,8 @@ class LowerElementwiseLoops(LowersLoops):
         loop = absorb_producers(fgraph, node)
         turned = turn_to_stored_order(loop)
         try:
-            new = lower_elementwise(loop)
+            exact = any(is_tested(fgraph, out) for out in node.outputs)
+            new = lower_elementwise(loop, may_round=not exact)
         except NotElementwiseError:
             return False
         results = [
@@ -90,16 +100,44 @@ def turn_to_stored_order(loop: Loop) -> bool:
     return True
 
 
-def lower_elementwise(loop: Loop) -> Apply:
+def is_tested(fgraph: FunctionGraph, rows: Variable) -> bool:
+    """Whether rows of numbers are compared for equality with others.
+
+    PyTensor's derivative of an extreme, ``max(x, y) = x``, does so with results of `pytensor.scan`.
+    Several steps at once round otherwise than single ones, and no two numbers would be equal.
+    """
+    if not is_differentiable(rows):
+        return False
+    for client, _ in fgraph.clients[rows]:
+        if isinstance(client.op, Subtensor | DimShuffle):
+            if is_tested(fgraph, client.outputs[0]):
+                return True
+            continue
+        nodes, read = [client], {rows}
+        if isinstance(client.op, Scan):
+            loop = Loop.from_node(client)
+            nodes = list(toposort(loop.body_outputs()))
+            read = {part.row for part in loop.sequences if part.outer is rows}
+        tests = [set(node.inputs) for node in nodes if applies(node, ps.EQ | ps.NEQ)]
+        constants = {inp for inputs in tests for inp in inputs if isinstance(inp, Constant)}
+        if any(inputs & read and not inputs & constants for inputs in tests):
+            return True
+    return False
+
+
+def lower_elementwise(loop: Loop, may_round: bool = True) -> Apply:
     """Return the lowered node of a loop, whose inputs and body are edited on the way.
 
-    `NotElementwiseError` if its body is not elementwise.
+    Without `may_round`, values are those of single steps. `NotElementwiseError` if its body is not
+    elementwise.
     """
     specialize_elementwise(loop)
     scalar = scalar_loop(loop)
     analysis = analyse(scalar)
     made = loop.apply().node
-    op = ElemwiseScan(made.op, scalar.freeze(), scalar.layout, analysis.recurrences, analysis.notes)
+    rounded = {r.family for r in analysis.recurrences} - {"maximum", "minimum"}
+    found = () if rounded and not may_round else analysis.recurrences
+    op = ElemwiseScan(made.op, scalar.freeze(), scalar.layout, found, analysis.notes)
     return op.make_node(*made.inputs)
 
 
