@@ -104,7 +104,8 @@ def is_tested(fgraph: FunctionGraph, rows: Variable) -> bool:
     """Whether rows of numbers are compared for equality with others.
 
     PyTensor's derivative of an extreme, ``max(x, y) = x``, does so with results of `pytensor.scan`.
-    Several steps at once round otherwise than single ones, and no two numbers would be equal.
+    Several steps at once round otherwise than single ones, and no two numbers would be equal. Tests
+    for equal infinities, those of `logaddexp`, do not mind.
     """
     if not is_differentiable(rows):
         return False
@@ -118,7 +119,12 @@ def is_tested(fgraph: FunctionGraph, rows: Variable) -> bool:
             loop = Loop.from_node(client)
             nodes = list(toposort(loop.body_outputs()))
             read = {part.row for part in loop.sequences if part.outer is rows}
-        tests = [set(node.inputs) for node in nodes if applies(node, ps.EQ | ps.NEQ)]
+        met = {inp for node in nodes if applies(node, ps.AND) for inp in node.inputs}
+        tests = [
+            set(node.inputs)
+            for node in nodes
+            if applies(node, ps.EQ | ps.NEQ) and node.outputs[0] not in met
+        ]
         constants = {inp for inputs in tests for inp in inputs if isinstance(inp, Constant)}
         if any(inputs & read and not inputs & constants for inputs in tests):
             return True
