@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from scanlib.kernels.language import INT64, Type, Value, Writer
@@ -83,6 +83,13 @@ class Cell:
     def value(self, value: Number) -> None:
         for local, part in zip(self.locals, parts(value), strict=True):
             self.w.assign(local, part)
+
+
+def shift(cells: Sequence[Cell], value: Number) -> None:
+    """Write the next value into cells that hold the latest ones, the last one first."""
+    for later, cell in zip(cells[-2::-1], cells[:0:-1], strict=True):
+        cell.value = later.value
+    cells[0].value = value
 
 
 def spread(w: Writer, value: Number, lanes: int) -> Number:

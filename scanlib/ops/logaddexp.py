@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort
 from pytensor.scalar import basic as ps
 from pytensor.scalar.math import sigmoid
@@ -95,6 +96,12 @@ def stable_logs(outputs: Sequence[Variable]) -> dict[Variable, Variable]:
             if old.type.is_super(new.type):
                 found[old] = new
     return found
+
+
+def write_stable_logs(body: FunctionGraph) -> None:
+    """Write logarithms and shares of sums of exponentials in their stable forms."""
+    for old, new in stable_logs(body.outputs).items():
+        body.replace(old, new, reason="scanlib_logs", import_missing=True)
 
 
 def _stable(node: Apply, has_sums: bool) -> list[Variable]:

@@ -25,9 +25,10 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import TensorType
 
-from scanlib._compat import join_of, split_of
+from scanlib._compat import join_of, split_of, thaw_graph
 from scanlib.lengths.numbers import constant_place
 from scanlib.ops.graph import is_cheap
+from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature
 
 # Of more items, several at a time are faster: of an array that is read, of one that is computed, of
@@ -57,7 +58,7 @@ class TakenApart:
 def take_apart(graph: FunctionGraph, signature: Signature) -> TakenApart | None:
     """Return what a loop's step computes if it works on numbers only; None if it is not to."""
     by_item = any(isinstance(node.op, Subtensor | MakeVector | Join) for node in graph.apply_nodes)
-    step = _Step(_shapes_of_states(graph, signature), MOST_READ if by_item else LONGEST_AXIS)
+    step = _Step(_shapes_of_states(graph, signature), MOST_COMPUTED if by_item else LONGEST_AXIS)
     try:
         for node in graph.toposort():
             step.add(node)
@@ -65,6 +66,11 @@ def take_apart(graph: FunctionGraph, signature: Signature) -> TakenApart | None:
     except (WholeArrayError, IndexError, ValueError):  # NumPy's, where sizes do not fit
         return None
     return TakenApart(results, step.expected) if len(step.known) <= MOST_NUMBERS else None
+
+
+def works_on_numbers(op: Scan) -> bool:
+    """Whether kernels take the steps of a loop apart."""
+    return take_apart(thaw_graph(op.body), op.signature) is not None
 
 
 def _shapes_of_states(graph: FunctionGraph, signature: Signature) -> dict[Variable, Sizes]:

@@ -49,8 +49,7 @@ from scanlib.kernels.program import (
     TableKernel,
     Words,
 )
-from scanlib.kernels.scalars import Number
-from scanlib.kernels.spans import Cell, load_number
+from scanlib.kernels.spans import Cell, load_number, shift
 from scanlib.ops.graph import core_op
 from scanlib.ops.scan import Scan
 from scanlib.ops.small_arrays import take_apart
@@ -244,15 +243,16 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         for name, length in loop.lengths_in_locals.items():
             start = loop.starts[name]
             zero = self.scalars.constant(0, start.dtype)
-            rows = self.items[name] = [
-                [Cell(w, zero) for _ in range(length)] for _ in range(loop.depths[name])
+            items = self.items[name] = [
+                [Cell(w, zero) for _ in range(loop.depths[name])] for _ in range(length)
             ]
             with w.when(self.begin < self.steps):
                 self.be_at(self.begin)
-                for back, row in enumerate(rows, 1):
-                    pointer = self.row_place(name, -back).pointer
-                    for k, cell in enumerate(row):
-                        cell.value = load_number(w, start.dtype, pointer, k * start.itemsize)
+                for back in range(loop.depths[name]):
+                    pointer = self.row_place(name, -1 - back).pointer
+                    for k, cells in enumerate(items):
+                        place = k * start.itemsize
+                        cells[back].value = load_number(w, start.dtype, pointer, place)
 
     # One step
 
@@ -277,16 +277,9 @@ class ArraysRun(TakesSteps[ArrayLoop]):
             if name in self.registers:
                 self.push(name, body.number(value))
             if name in self.items:
-                self.push_items(name, list(map(body.number, body.items[value])))
-
-    def push_items(self, name: str, numbers: list[Number]) -> None:
-        """Write the next row of what has its items in local variables."""
-        rows = self.items[name]
-        for later, row in zip(rows[-2::-1], rows[:0:-1], strict=True):
-            for cell, newer in zip(row, later, strict=True):
-                cell.value = newer.value
-        for cell, number in zip(rows[0], numbers, strict=True):
-            cell.value = number
+                numbers = list(map(body.number, body.items[value]))
+                for cells, number in zip(self.items[name], numbers, strict=True):
+                    shift(cells, number)
 
     def bind_inputs(self) -> None:
         loop, body = self.loop, self.body
@@ -300,7 +293,8 @@ class ArraysRun(TakesSteps[ArrayLoop]):
             else:
                 body.bind_place(variable, self.row_place(name, offset))
             if name in self.items:
-                body.bind_items(variable, [k.value for k in self.items[name][-offset - 1]])
+                latest = [cells[-offset - 1].value for cells in self.items[name]]
+                body.bind_items(variable, latest)
         for variable, name in zip(loop.inner.non_sequences, loop.outer.non_sequences, strict=True):
             bind_input(body, variable, name, self.given_places[name])
             body.fixed.add(variable)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scanlib.kernels.language import BOOL, FULL, INT64, Local, Value, Writer
 from scanlib.kernels.scalars import Number
-from scanlib.kernels.spans import Cell, load_number, store_number
+from scanlib.kernels.spans import Cell, load_number, shift, store_number
 from scanlib.schedules.loop_kernels import L, TableReader, write_result
 from scanlib.schedules.polls import between_polls
 
@@ -141,10 +141,7 @@ class TakesSteps(TableReader[L]):
 
     def push(self, name: str, value: Number) -> None:
         """Write the next value of what lives in local variables."""
-        cells = self.registers[name]
-        for later, cell in zip(cells[-2::-1], cells[:0:-1], strict=True):
-            cell.value = later.value
-        cells[0].value = value
+        shift(self.registers[name], value)
 
     def write_locals(self) -> None:
         """Write what locals hold to where the outputs are."""

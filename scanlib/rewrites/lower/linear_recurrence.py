@@ -45,7 +45,6 @@ from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib._compat import thaw_graph
 from scanlib.analysis.linear_forms import (
     OFFSET,
     Block,
@@ -61,7 +60,7 @@ from scanlib.ops.connection import reached_by
 from scanlib.ops.errors import InitialRowsError
 from scanlib.ops.graph import applies, core_op, depends_on, is_tensor, readers_of, substitute
 from scanlib.ops.loop import Carry, Loop, Part, State
-from scanlib.ops.small_arrays import take_apart
+from scanlib.ops.small_arrays import works_on_numbers
 from scanlib.rewrites.lower.canonical_loop import (
     BodySizes,
     added_up,
@@ -487,7 +486,7 @@ class _Search:
         """
         if not self.differs(matrix) or self.has_matrices:
             return
-        if batch or take_apart(thaw_graph(self.node.op.body), self.node.op.signature):
+        if batch or works_on_numbers(self.node.op):
             raise NotLinearError("its states are few numbers, which steps put together")
 
     def keeps_places(self, following: Variable) -> bool:

@@ -39,7 +39,7 @@ from scanlib.ops.graph import (
     is_outer_product,
     row_type,
 )
-from scanlib.ops.logaddexp import stable_logs
+from scanlib.ops.logaddexp import write_stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, Part, Sequence
 from scanlib.ops.loop_rewrite import LoopRewrite, LowersLoops
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -192,8 +192,7 @@ def _specialize(body: FunctionGraph) -> None:
     # Before PyTensor's own stabilization, which writes ``log(exp x + exp y)`` with a maximum, and
     # its specialization, which makes ``exp x exp y`` one exponential.
     MergeOptimizer().rewrite(body)
-    for old, new in stable_logs(body.outputs).items():
-        body.replace(old, new, reason="scanlib_logs", import_missing=True)
+    write_stable_logs(body)
     run_query(_SPECIALIZED, body)
 
 

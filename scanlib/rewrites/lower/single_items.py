@@ -24,7 +24,6 @@ from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Second
 from pytensor.tensor.subtensor import Subtensor
 
-from scanlib._compat import thaw_graph
 from scanlib.analysis.recognition import analyse
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.lengths.numbers import constant_place
@@ -35,7 +34,7 @@ from scanlib.ops.loop import Sequence as Rows
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.messages import out_of_bounds
 from scanlib.ops.row_ops.checked_rows import CheckedItems, Item
-from scanlib.ops.small_arrays import take_apart
+from scanlib.ops.small_arrays import works_on_numbers
 from scanlib.rewrites.edit import Lookup, LoopEdit
 from scanlib.rewrites.lower.lower_elementwise import specialize_elementwise
 from scanlib.rewrites.simplify.redundant import drop_unread_inputs
@@ -85,17 +84,13 @@ def items_apart(node: Apply, limited: bool = False) -> Loop | None:
 def _gains(node: Apply, new: Apply) -> bool:
     """Whether steps of a loop may be taken several at once, or small states stay in registers."""
     loop = Loop.from_node(new)
-    if any(part.type.ndim for part in loop.recurrent) and not _works_on_numbers(node):
-        return _works_on_numbers(new)
+    if any(part.type.ndim for part in loop.recurrent) and not works_on_numbers(node.op):
+        return works_on_numbers(new.op)
     try:
         specialize_elementwise(loop)
         return loop.stop is None and None not in analyse(scalar_loop(loop)).families
     except NotElementwiseError:
         return False
-
-
-def _works_on_numbers(node: Apply) -> bool:
-    return take_apart(thaw_graph(node.op.body), node.op.signature) is not None
 
 
 class _Items:

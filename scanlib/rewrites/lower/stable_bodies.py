@@ -13,7 +13,7 @@ from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.scalar import basic as ps
 
 from scanlib.ops.graph import applies
-from scanlib.ops.logaddexp import stable_logs
+from scanlib.ops.logaddexp import write_stable_logs
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import LoopEdit
@@ -43,8 +43,7 @@ class StabilizeBodies(LowersLoops):
 
 def _stabilize(body: FunctionGraph) -> None:
     if any(applies(node, LOGS) for node in body.apply_nodes):
-        for old, new in stable_logs(body.outputs).items():
-            body.replace(old, new, reason="scanlib_logs", import_missing=True)
+        write_stable_logs(body)
         run_query(STABILIZE, body)
     StabilizeBodies().rewrite(body)
 

@@ -38,8 +38,8 @@ class StackTraces(LoopRewrite):
                 continue
             # The initial rows alone may tell how many channels there are: an output has none.
             with self.attempt(fgraph, node), suppress(NotElementwiseError):
-                exact = not node.op.recurrences
-                new = lower_elementwise(loop, not exact).outputs  # the stacked ones come last
+                may_round = bool(node.op.recurrences)
+                new = lower_elementwise(loop, may_round).outputs  # the stacked ones come last
                 results = dict(zip(loop.parts, new, strict=True))
                 replacements = dict(zip(node.outputs, new, strict=False))
                 replacements |= {old: read(results[part]) for old, part, read in readers}
