@@ -6,7 +6,7 @@ Products of known sizes up to `TINIEST` are unrolled, a row of `B` and of `C` in
 are one function for each dtype, wherever they lie in memory and whatever their sizes:
 
 =====================================  ==========================================================
-rows of `C` and `B` are contiguous     tiles of `C`, `ROWS` times `VECTORS` vectors, in registers:
+rows of `C` and `B` are contiguous     tiles of `C`, `ROWS` or `TALL` times `VECTORS` vectors:
                                        small ones if a row of `C` does not fill a large one
 of `C` alone, or there are many        the same, from copies of `B` in panels as wide as a tile,
                                        made once where `B` is the same for all steps (`pack`)
@@ -52,6 +52,7 @@ LARGEST = 128**3  # multiplications that are not left to BLAS
 FEW = 4  # rows of `C` from which on it is computed in tiles of copies
 MANY = 32  # rows of both factors from which on `B` is copied in any case
 ROWS, VECTORS = 4, 2  # of a tile
+TALL, LONG = 8, 64  # rows of tiles of vectors of so many bytes: there are 32 registers then
 CHAINS = 4  # of sums, of one number or of several
 SMALL_REGISTER = 16  # bytes
 SHIFT = 7
@@ -279,7 +280,7 @@ class _Product:
     def __init__(self, w: Writer, register: int, a: Matrix, b: Matrix, out: Matrix) -> None:
         self.w, self.dtype, self.item = w, out.dtype, out.itemsize
         self.vector = Type(self.dtype, register // self.item)
-        self.width = VECTORS * self.vector.lanes
+        self.width, self.is_long = VECTORS * self.vector.lanes, register == LONG
         self.a, self.a_row, self.a_column = a.values(w)
         self.b, self.b_row, self.b_column = b.values(w)
         self.c, self.c_row, self.c_column = out.values(w)
@@ -390,24 +391,32 @@ class _Product:
         """Write the tiles of `C` from column `j` on; the terms are from `k` on."""
         w, item, width = self.w, self.item, self.width
         known, is_narrow, ends = self.columns_from(j)
-        more = k > 0
-        with w.loop(0, self.m, ROWS) as i:
-            a = w.offset(self.a, i * self.a_row + k * self.a_column)
-            c = w.offset(self.c, i * self.c_row + j * item)
+        more, start = k > 0, w.constant(0, INT64)
+        if self.is_long:
+            start = w.select(is_narrow, 0, self.m & -TALL)
+            with w.loop(0, start, TALL) as i:
+                a, c = self.places(i, j, k)
+                factors = [w.offset(a, self.a_row * r) for r in range(TALL)]
+                lines = [w.offset(c, self.c_row * r) for r in range(TALL)]
+                self.tile(rows, factors, lines, ends, more)
+        with w.loop(start, self.m, ROWS) as i:
+            a, c = self.places(i, j, k)
             target = w.select(is_narrow, edge, c)
             c_line = w.select(is_narrow, width * item, self.c_row)
             # Past the end, the last row once more.
             last = self.m - 1 - i
             numbers = [less(w, last, w.constant(r, INT64)) if r else ends[0] for r in range(ROWS)]
-            self.tile(
-                rows,
-                [w.offset(a, number * self.a_row) for number in numbers],
-                [w.offset(target, number * c_line) for number in numbers],
-                ends,
-                more & ~is_narrow,
-            )
+            factors = [w.offset(a, number * self.a_row) for number in numbers]
+            lines = [w.offset(target, number * c_line) for number in numbers]
+            self.tile(rows, factors, lines, ends, more & ~is_narrow)
             with w.when(is_narrow):
                 self.store_edge(edge, c, (less(w, last + 1, w.constant(ROWS, INT64)), known), more)
+
+    def places(self, i: Value, j: Value, k: Value) -> tuple[Value, Value]:
+        """Return where `A` from row `i` and column `k` on is, and `C` from row `i` and column `j`
+        on."""
+        a = self.w.offset(self.a, i * self.a_row + k * self.a_column)
+        return a, self.w.offset(self.c, i * self.c_row + j * self.item)
 
     def copy_rows(
         self, panel: Value, source: Value, terms: Value, known: Value, ends: Sequence[Value]
