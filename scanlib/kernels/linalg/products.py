@@ -48,7 +48,7 @@ from scanlib.kernels.scalars import NoKernelError, Number, Pair, added, parts_of
 from scanlib.kernels.spans import load_number, store_number, sum_of_lanes
 
 TINIEST = 4  # rows and columns of products that are unrolled
-LARGEST = 128**3  # multiplications that are not left to BLAS
+LARGEST = 256**3  # multiplications that are not left to BLAS
 FEW = 4  # rows of `C` from which on it is computed in tiles of copies
 MANY = 32  # rows of both factors from which on `B` is copied in any case
 ROWS, VECTORS = 4, 2  # of a tile
