@@ -6,6 +6,7 @@ Products of known sizes up to `TINIEST` are unrolled, a row of `B` and of `C` in
 are one function for each dtype, wherever they lie in memory and whatever their sizes:
 
 =====================================  ==========================================================
+`C` has one row                        a combination of contiguous rows of `B`
 rows of `C` and `B` are contiguous     tiles of `C`, `ROWS` or `TALL` times `VECTORS` vectors:
                                        small ones if a row of `C` does not fill a large one
 of `C` alone, or there are many        the same, from copies of `B` in panels as wide as a tile,
@@ -42,7 +43,7 @@ from scanlib.kernels.language import (
 )
 from scanlib.kernels.linalg.blas_calls import Library, call_library, layout, routine_of
 from scanlib.kernels.linalg.matrices import Matrix, all_known, known, shared, sized
-from scanlib.kernels.linalg.semiring_products import SmallVectors, less
+from scanlib.kernels.linalg.semiring_products import Combination, SmallVectors, less
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import NoKernelError, Number, Pair, added, parts_of, real
 from scanlib.kernels.spans import load_number, store_number, sum_of_lanes
@@ -234,6 +235,8 @@ def _product(w: Writer, a: Matrix, b: Matrix, out: Matrix, *, form: str) -> None
     """Write a product of numbers of one dtype in one form."""
     if form == "tiles":
         _write_tiles(w, a, b, out)
+    elif form == "row":
+        Combination(w, "real", out.pointer, a.pointer, b, None).write()
     elif form == "narrow":
         _Product(w, SMALL_REGISTER, a, b, out).tiles()
     elif form == "wide":
@@ -266,11 +269,17 @@ def _form(a: Matrix, b: Matrix, out: Matrix) -> tuple[str, bool]:
 
 
 def _write_tiles(w: Writer, a: Matrix, b: Matrix, out: Matrix) -> None:
-    """Write the choice between tiles of large vectors and of small ones."""
-    (n,), item = sized(w, out.columns), out.itemsize
-    with w.when((n >= SMALL_REGISTER // item) & (n < register_bytes() // item)) as choice:
-        _product(w, a, b, out, form="narrow")
-    with w.otherwise(choice):
+    """Write the choice between one row, tiles of small vectors and of large ones."""
+    (m, n), item = sized(w, out.rows, out.columns), out.itemsize
+    side_by_side = [s.equals(item) for s in sized(w, a.column_stride, b.column_stride)]
+    is_row = m.equals(1) & side_by_side[0] & side_by_side[1]
+    is_narrow = (n >= SMALL_REGISTER // item) & (n < register_bytes() // item)
+    forms = {"row": is_row} if out.dtype in FLOATS else {}
+    with ExitStack() as stack:
+        for form, fits in (forms | {"narrow": is_narrow}).items():
+            with w.when(fits) as choice:
+                _product(w, a, b, out, form=form)
+            stack.enter_context(w.otherwise(choice))
         _product(w, a, b, out, form="wide")
 
 
@@ -335,13 +344,7 @@ class _Product:
         panel, edge = w.scratch(self.dtype, PIECE * width), w.scratch(self.dtype, ROWS * width)
         has_rows = self.b_column.equals(item)
         is_copied = ~has_rows | (less(w, self.m, self.depth) >= MANY)
-        wide = ROWS * width
-        places = sized(w, *range(0, wide * item, self.vector.lanes * item))
-        start = w.select(self.m.equals(1) & has_rows, self.n & -wide, 0)
-        with w.loop(0, start, wide) as j:
-            rows = _Rows(w.offset(self.b, j * item), self.b_row, self.depth)
-            self.tile(rows, [self.a], [w.offset(self.c, j * item)], places)
-        with w.loop(start, self.n, width) as j:
+        with w.loop(0, self.n, width) as j:
             known, is_narrow, ends = self.columns_from(j)
             is_direct = ~(is_narrow | is_copied)
             pieces = w.select(is_direct | (self.depth < 1), 1, (self.depth + (PIECE - 1)) >> SHIFT)
@@ -391,7 +394,8 @@ class _Product:
         """Write the tiles of `C` from column `j` on; the terms are from `k` on."""
         w, item, width = self.w, self.item, self.width
         known, is_narrow, ends = self.columns_from(j)
-        more, start = k > 0, w.constant(0, INT64)
+        more = k > 0
+        start: Value = w.constant(0, INT64)
         if self.is_long:
             start = w.select(is_narrow, 0, self.m & -TALL)
             with w.loop(0, start, TALL) as i:
