@@ -56,15 +56,17 @@ class UnknownSizeError(Exception):
 
 def shapes_of_loop(op: Any, node: Apply) -> Shapes | None:
     """Return the rule for the results of a loop, None if shapes depend on values."""
-    shapes = [[Shape_i(axis)(inp) for axis in range(inp.type.ndim)] for inp in node.inputs]
+    # Of stand-ins: what inputs are computed from would be copied.
+    alone = [inp.type() for inp in node.inputs]
+    shapes = [[Shape_i(axis)(inp) for axis in range(inp.type.ndim)] for inp in alone]
     try:
         rules = [
-            [size_of(pt.as_tensor_variable(size), node.inputs) for size in shape]
+            [size_of(pt.as_tensor_variable(size), [*alone, *node.inputs]) for size in shape]
             for shape in op.infer_shape(None, node, shapes)
         ]
     except UnknownSizeError:
         return None
-    return lambda inputs: [tuple(rule(inputs) for rule in row) for row in rules]
+    return lambda inputs: [tuple(rule([*inputs, *inputs]) for rule in row) for row in rules]
 
 
 _SIZES: dict[type, Callable[..., Any]] = {
