@@ -59,6 +59,8 @@ class JaxFunctions:
     def __init__(self) -> None:
         self.jax = import_module("jax")
         self.jax.config.update("jax_enable_x64", True)
+        # Results are waited for: another thread would wait for a core on a busy machine.
+        self.jax.config.update("jax_cpu_enable_async_dispatch", False)
         self._numpy = import_module("jax.numpy")
         nn, special = self.jax.nn, import_module("jax.scipy.special")
         self.softmax, self.softplus, self.logsumexp = nn.softmax, nn.softplus, nn.logsumexp
