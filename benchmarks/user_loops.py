@@ -110,9 +110,9 @@ def headings(subjects: Sequence[str]) -> list[str]:
     return [*names, *(f"compile {subject}, s" for subject in subjects)]
 
 
-def warm_up(linker: str) -> None:
+def warm_up(subjects: Sequence[str], linker: str) -> None:
     """Compile a first loop, so that what is imported then is in no loop's time."""
-    for subject in (OURS, *([JAX] if find_spec("jax") else [])):
+    for subject in subjects:
         ready(LOOPS["threshold_ar"].make(), subject, True, linker)()
 
 
@@ -130,14 +130,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(f"{name}: {loop.title}" for name, loop in LOOPS.items()))
         return 0
     subjects = [OURS, *([JAX] if find_spec("jax") else [])]
-    if options.adopted:
-        scanlib.enable()
-        subjects.append(ADOPTED)
-    warm_up(options.linker)
+    subjects += [ADOPTED] * options.adopted
     lines = []
-    for name in options.loops:
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        lines.append(row(name, subjects, options.linker, options.rounds))
+    with scanlib.enabled(options.adopted):
+        warm_up(subjects, options.linker)
+        for name in options.loops:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            lines.append(row(name, subjects, options.linker, options.rounds))
     print(draw(headings(subjects), lines, left=1))
     print("\n" + ", ".join(f"{name} {value}" for name, value in environment().items()))
     return 0

@@ -156,7 +156,7 @@ def _in_pytensor(state: State, rest: Any) -> Any:
         return next(rest)
     if isinstance(state, Lagged):
         return {"initial": pt.as_tensor(state.rows), "taps": [-len(state.rows)]}
-    return None if state is None else pt.as_tensor(state)
+    return None if state is None else pt.as_tensor(np.asarray(state))
 
 
 def _carried(state: State, rest: Any) -> Any:

@@ -194,8 +194,7 @@ MOST_FACTORS = 64  # of a power with a known exponent: so many roundings are as 
 
 def _power(w: Writer, x: Value, y: Value) -> Value:
     if x.type.is_float:
-        is_known = isinstance(y, language.Constant) and np.ndim(y.value) == 0
-        power = float(y.value) if is_known else 0.0
+        power = float(y.value) if isinstance(y, language.Constant) and not y.value.ndim else 0.0
         if not (power.is_integer() and 0 < abs(power) <= MOST_FACTORS):
             return library(w, "pow", x, y)
         result = _whole_power(x, int(abs(power)))

@@ -103,7 +103,8 @@ class _Step:
         for node in (*nodes, *reversed(nodes)):
             self._agree(node)
 
-    def shape(self, variable: Variable) -> Sizes:
+    def shape(self, variable: Variable) -> Any:
+        """Return the sizes of an array, None where they are not known."""
         return self.shapes.get(variable, variable.type.shape)
 
     def _agree(self, node: Apply) -> None:
