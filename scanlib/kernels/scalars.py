@@ -189,7 +189,7 @@ def _whole_power(x: Value, power: int) -> Value:
     return half * half * x if power % 2 else half * half
 
 
-MOST_FACTORS = 64  # of a power with a known exponent: so many roundings are as good as one
+MOST_FACTORS = 64  # of a power with a known exponent: more would lose digits
 
 
 def _power(w: Writer, x: Value, y: Value) -> Value:
