@@ -67,12 +67,19 @@ def cells_of_pass(
     results, cold = {}, {}
     for subject in subjects:
         start = processor_seconds()
-        calls[subject] = ready(loop, subject, gradient, linker)
-        results[subject] = calls[subject]()
-        cold[subject] = processor_seconds() - start
+        try:
+            call = ready(loop, subject, gradient, linker)
+            results[subject] = call()
+        except Exception as error:
+            print(f"{subject}: {first_line(error)}", file=sys.stderr)
+            continue
+        calls[subject], cold[subject] = call, processor_seconds() - start
     samples = take_turns(calls, rounds)
-    cells = [f"{1e6 * median(samples[OURS]):.0f}"]
+    cells = [f"{1e6 * median(samples[OURS]):.0f}" if OURS in calls else "failed"]
     for subject in subjects[1:]:
+        if OURS not in calls or subject not in calls:
+            cells += ["failed", ""]
+            continue
         pair = (OURS, JAX) if subject == JAX else (ADOPTED, OURS)
         ratio = paired_ratio(*(samples[name] for name in pair)).median
         difference = farthest(results[OURS], results[subject])
@@ -82,21 +89,14 @@ def cells_of_pass(
 
 
 def row(name: str, subjects: Sequence[str], linker: str, rounds: int) -> list[str]:
-    """Return a line of the table; what fails says why."""
-    loop, width = LOOPS[name].make(), 2 * len(subjects) - 1
-    cells, seconds = [], dict.fromkeys(subjects, 0.0)
-    for gradient in (False, True):
-        if gradient and not loop.has_gradient:
-            cells += [""] * width
-            continue
-        try:
-            found, cold = cells_of_pass(loop, subjects, gradient, linker, rounds)
-        except Exception as error:
-            cells += [first_line(error), *[""] * (width - 1)]
-            continue
-        cells += found
-        seconds = {subject: seconds[subject] + cold[subject] for subject in subjects}
-    return [LOOPS[name].title, *cells, *(f"{seconds[subject]:.2f}" for subject in subjects)]
+    """Return a line of the table."""
+    loop = LOOPS[name].make()
+    cells, cold = cells_of_pass(loop, subjects, False, linker, rounds)
+    more, later = [""] * len(cells), dict.fromkeys(subjects, 0.0)
+    if loop.has_gradient:
+        more, later = cells_of_pass(loop, subjects, True, linker, rounds)
+    seconds = [f"{cold.get(k, 0.0) + later.get(k, 0.0):.2f}" for k in subjects]
+    return [LOOPS[name].title, *cells, *more, *seconds]
 
 
 def headings(subjects: Sequence[str]) -> list[str]:

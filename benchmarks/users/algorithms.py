@@ -96,7 +96,7 @@ def game_of_life(rng: np.random.Generator) -> UserLoop:
     def step(m: Any, g: Any) -> Any:
         around = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if (i, j) != (0, 0)]
         n = sum(m.roll(m.roll(g, i, 0), j, 1) for i, j in around)
-        return m.where(m.equal(n, 3) | (m.equal(g, 1) & m.equal(n, 2)), 1.0, 0.0)
+        return m.where(m.equal(n, 3) | (m.equal(g, 1) & m.equal(n, 2)), m.ones_like(g), 0.0)
 
     return UserLoop(
         step, states=[Given(1.0 * (rng.random((32, 32)) < 0.3))], n_steps=200, has_gradient=False

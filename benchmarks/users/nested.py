@@ -12,7 +12,7 @@ def nested_sum(rng: np.random.Generator) -> UserLoop:
     """A weighted sum of 20 numbers inside a step."""
 
     def step(m: Any, row: Any, h: Any) -> Any:
-        return 0.5 * h + 0.01 * m.fold(lambda x, s: 0.9 * s + x * h, [row], 0.0)
+        return 0.5 * h + 0.01 * m.fold(lambda x, s: 0.9 * s + x * h, [row], 0.0 * h)
 
     return UserLoop(step, rows=[rng.normal(size=(200, 20))], states=[1.0])
 
