@@ -3,7 +3,8 @@
 ``python -m benchmarks.versions DIRECTORY`` takes the package in ``DIRECTORY/scanlib``, such as an
 earlier commit has it (``git archive COMMIT scanlib | tar x -C DIRECTORY``). Each version runs in a
 process of its own; the two take turns, a batch of calls each, so that whatever else the machine
-does slows both down. A ratio above one means that the version of this checkout is slower.
+does slows both down. A ratio above one means that the version of this checkout is slower. Loops are
+those of `benchmarks.loops`, with ``--user-loops`` those of `benchmarks.users`.
 """
 
 import argparse
@@ -80,11 +81,15 @@ def serve() -> None:
 def prepare(name: str, gradient: bool) -> tuple[Any, float]:
     """Compile a pass over a loop; return a call of it, and the seconds that a call takes."""
     from benchmarks.loops import LOOPS
-    from benchmarks.model import OURS, compiled
+    from benchmarks.model import OURS, load_library
+    from benchmarks.users import LOOPS as USER_LOOPS
 
-    loop = LOOPS[name]
-    function = compiled(loop.build, OURS, gradient)
-    data = loop.pass_data(gradient)
+    if name in LOOPS:
+        function = LOOPS[name].build(load_library(OURS)).compile(gradient)
+        data = LOOPS[name].pass_data(gradient)
+    else:
+        loop = USER_LOOPS[name].make()
+        function, data = loop.compile(load_library(OURS), gradient), loop.data()
     function(*data)
     seconds = []
     for _ in range(3):
@@ -114,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.versions", description=__doc__)
     parser.add_argument("old", type=Path, nargs="?", help="directory with the other version")
     parser.add_argument("--loops", nargs="+", help="which loops (default: all)")
+    parser.add_argument("--user-loops", action="store_true", help="loops that users might write")
     parser.add_argument("--linker", default="", help="PyTensor's linker (default: PyTensor's)")
     parser.add_argument("--rounds", type=int, default=25, help="turns of each version")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
@@ -124,10 +130,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.old is None or not (options.old / "scanlib").is_dir():
         parser.error("the directory with the other version must hold a folder scanlib")
     from benchmarks.loops import LOOPS
+    from benchmarks.users import LOOPS as USER_LOOPS
 
     print("Microseconds a call: the fastest batch of each version; median of the paired ratios.\n")
     print(f"{'loop':<34} {'old':>11} {'new':>11} {'median':>7} {'fastest':>9}", flush=True)
-    for name in options.loops or LOOPS:
+    for name in options.loops or (USER_LOOPS if options.user_loops else LOOPS):
         old = Version(options.old.resolve(), options.linker)
         new = Version(HERE, options.linker)
         for gradient in (False, True):

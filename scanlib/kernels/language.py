@@ -625,9 +625,12 @@ class Writer:
         return self.apply("select", self.as_value(condition, like.type.of("bool")), *values)
 
     def cast(self, value: Value, dtype: str) -> Value:
+        kind = value.type.of(dtype)
         if value.type.dtype == dtype:
             return value
-        return self.apply("cast", value, type=value.type.of(dtype))
+        if isinstance(value, Constant) and kind.is_float:
+            return self.constant(value.value, kind)
+        return self.apply("cast", value, type=kind)
 
     def bitcast(self, value: Value, dtype: str) -> Value:
         return self.apply("bitcast", value, type=value.type.of(dtype))

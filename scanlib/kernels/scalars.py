@@ -28,7 +28,7 @@ from pytensor.graph.traversal import toposort
 from pytensor.scalar.basic import Composite
 
 from scanlib._compat import ANGLE, DEG2RAD, RAD2DEG
-from scanlib.kernels import elementary
+from scanlib.kernels import elementary, language
 from scanlib.kernels.language import DTYPES, FLOATS, INTEGERS, Type, Value, Writer
 from scanlib.ops.logaddexp import LogAddExp
 
@@ -181,9 +181,24 @@ def _float_divmod(w: Writer, x: Value, y: Value) -> tuple[Value, Value]:
     return w.select(y.equals(0.0), x / y, floor), w.select(y.equals(0.0), left, rest)
 
 
+def _whole_power(x: Value, power: int) -> Value:
+    """Multiply squares of squares."""
+    if power == 1:
+        return x
+    half = _whole_power(x, power // 2)
+    return half * half * x if power % 2 else half * half
+
+
+MOST_FACTORS = 64  # of a power with a known exponent: more would lose digits
+
+
 def _power(w: Writer, x: Value, y: Value) -> Value:
     if x.type.is_float:
-        return library(w, "pow", x, y)
+        power = float(y.value) if isinstance(y, language.Constant) and not y.value.ndim else 0.0
+        if not (power.is_integer() and 0 < abs(power) <= MOST_FACTORS):
+            return library(w, "pow", x, y)
+        result = _whole_power(x, int(abs(power)))
+        return 1.0 / result if power < 0 else result
     if x.type.lanes > 1:
         raise LanesError("powers of integers")
     # Squares of squares, one for each bit of the exponent.

@@ -17,7 +17,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.scalar.basic import Add
+from pytensor.scalar.basic import Add, Pow
 from pytensor.tensor.basic import Alloc, AllocDiag, ExtractDiag, Join, MakeVector, Split
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
@@ -58,7 +58,7 @@ class TakenApart:
 def take_apart(graph: FunctionGraph, signature: Signature) -> TakenApart | None:
     """Return what a loop's step computes if it works on numbers only; None if it is not to."""
     by_item = any(isinstance(node.op, Subtensor | MakeVector | Join) for node in graph.apply_nodes)
-    step = _Step(_shapes_of_states(graph, signature), MOST_COMPUTED if by_item else LONGEST_AXIS)
+    step = _Step(graph, signature, MOST_COMPUTED if by_item else LONGEST_AXIS)
     try:
         for node in graph.toposort():
             step.add(node)
@@ -94,11 +94,31 @@ def _shapes_of_states(graph: FunctionGraph, signature: Signature) -> dict[Variab
 class _Step:
     """The items of each array of a step, and the numbers that are computed, each once."""
 
-    def __init__(self, shapes: dict[Variable, Sizes], longest: int) -> None:
-        self.shapes, self.longest = shapes, longest
+    def __init__(self, graph: FunctionGraph, signature: Signature, longest: int) -> None:
+        self.shapes, self.longest = _shapes_of_states(graph, signature), longest
         self.expected: dict[Variable, tuple[Sizes, Apply]] = {}
         self.items: dict[Variable, Items] = {}
         self.known: dict[tuple[Any, ...], list[Variable]] = {}
+        nodes = [node for node in graph.toposort() if isinstance(node.op, Elemwise)]
+        for node in (*nodes, *reversed(nodes)):
+            self._agree(node)
+
+    def shape(self, variable: Variable) -> Any:
+        """Return the sizes of an array, None where they are not known."""
+        return self.shapes.get(variable, variable.type.shape)
+
+    def _agree(self, node: Apply) -> None:
+        """Give all arrays of an elementwise node the sizes that are known of one of them."""
+        arrays = [*node.inputs, *node.outputs]
+        axes = zip(*map(self.shape, arrays), strict=True)
+        sizes = [next((k for k in known if k not in (None, 1)), None) for known in axes]
+        for variable in arrays:
+            if None in self.shape(variable):
+                pairs = zip(self.shape(variable), sizes, strict=True)
+                shape = tuple(size if own is None else own for own, size in pairs)
+                self.shapes[variable] = shape
+                if variable.owner is None:
+                    self.expected[variable] = shape, node
 
     def of(self, variable: Variable) -> Items:
         """Return the items of an array; of a number, itself in an array without axes."""
@@ -106,7 +126,7 @@ class _Step:
             return self.items[variable]
         if not isinstance(variable.type, TensorType):
             raise WholeArrayError
-        shape = self.shapes.get(variable, variable.type.shape)
+        shape = self.shape(variable)
         if None in shape or not 0 < np.prod(shape, dtype=int) <= MOST_READ:
             raise WholeArrayError
         items = self.items[variable] = np.empty(shape, dtype=object)
@@ -146,13 +166,16 @@ class _Step:
 
     def of_numbers(self, node: Apply) -> list[Items]:
         """Return the results of a node that is given the same arrays, and the numbers of now."""
+        return [_single(out) for out in self.with_numbers(node).outputs]
+
+    def with_numbers(self, node: Apply) -> Apply:
+        """Return a node that is given the same arrays, and the numbers of now."""
         given = [
             self.items[inp][()] if inp in self.items and not self.items[inp].ndim else inp
             for inp in node.inputs
         ]
         same = all(new is old for new, old in zip(given, node.inputs, strict=True))
-        new = node if same else node.clone_with_new_inputs(given, strict=False)
-        return [_single(out) for out in new.outputs]
+        return node if same else node.clone_with_new_inputs(given, strict=False)
 
     def apply(self, op: Elemwise, *numbers: Variable) -> list[Variable]:
         """Apply an elementwise Op to numbers; a sum leaves out zeros that are only written."""
@@ -206,14 +229,9 @@ def _is_zero(number: Variable) -> bool:
 
 
 def _elemwise(step: _Step, node: Apply) -> list[Items]:
-    for inp in node.inputs:
-        shape = step.shapes.get(inp, inp.type.shape)
-        if inp.owner is None and None in shape:
-            pairs = zip(shape, node.outputs[0].type.shape, strict=True)
-            step.shapes[inp] = tuple(size if own is None else own for own, size in pairs)
-            step.expected[inp] = step.shapes[inp], node
     given = np.broadcast_arrays(*map(step.of, node.inputs))
-    if given[0].size > MOST_COSTLY and not is_cheap(node.op.scalar_op):
+    op = node.op.scalar_op  # powers are products, or never computed several at a time
+    if given[0].size > MOST_COSTLY and not (is_cheap(op) or isinstance(op, Pow)):
         raise WholeArrayError
     return [step.each(node.op, *given, result=k) for k in range(len(node.outputs))]
 
@@ -226,9 +244,9 @@ def _dimshuffle(step: _Step, node: Apply) -> list[Items]:
     return [np.expand_dims(kept, tuple(op.augment))]
 
 
-def _read_items(items: Items, node: Apply) -> Items:
+def _read_items(step: _Step, items: Items, node: Apply) -> Items:
     """Return a view of the items that a node reads or writes."""
-    place = constant_place(node)
+    place = constant_place(step.with_numbers(node))
     if place is None:
         raise WholeArrayError
     return items[(*place, ...)]
@@ -236,16 +254,16 @@ def _read_items(items: Items, node: Apply) -> Items:
 
 def _subtensor(step: _Step, node: Apply) -> list[Items]:
     inp = node.inputs[0]
-    is_known = inp.owner is not None or None not in step.shapes.get(inp, inp.type.shape)
+    is_known = inp.owner is not None or None not in step.shape(inp)
     fixed = all(isinstance(index, Constant) for index in node.inputs[1:])
     if inp.owner is None and not (is_known and fixed) and not node.outputs[0].type.ndim:
         return step.of_numbers(node)  # an item, of an array that stays in memory
-    return [_read_items(step.of(inp), node)]
+    return [_read_items(step, step.of(inp), node)]
 
 
 def _inc_subtensor(step: _Step, node: Apply) -> list[Items]:
     items, value = step.of(node.inputs[0]).copy(), step.of(node.inputs[1])
-    part = _read_items(items, node)
+    part = _read_items(step, items, node)
     value = _cast(np.broadcast_to(value, part.shape), node.outputs[0].type.dtype)
     part[...] = value if node.op.set_instead_of_inc else step.each(pt.add, part, value)
     return [items]

@@ -329,6 +329,52 @@ def test_reductions_of_numbers_alone(shape, axis, reduce):
     check([x, h], [y], [rng.normal(size=T), np.float64(0.3)], rewrites="fast_compile")
 
 
+# Of members `x`, `H` with a short last axis and some numbers `w`: an array of all three axes.
+SHORT_LAST_AXES = {
+    "outer": lambda x, w, H: x[:, None] - w,
+    "three axes": lambda x, w, H: (x[None, :, None] - w) * pt.exp(-w)[None, None, ::-1],
+    "with rows": lambda x, w, H: pt.tanh(x[:, None] * w) + H,
+    "of whole columns": lambda x, w, H: pt.tanh(H.T.reshape((3, -1)).T * w) * x[:, None],
+    "choices": lambda x, w, H: pt.switch(x[:, None] > w, x[:, None] * w, H.T.T),
+    "shares": lambda x, w, H: pt.special.softmax(x[:, None] * w, axis=1) * x[:, None],
+}
+
+
+@pytest.mark.parametrize("name", SHORT_LAST_AXES)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("members", [0, 1, 8, 13])
+def test_short_last_axes(name, dtype, members):
+    x, H = pt.vector("x", dtype=dtype), pt.tensor("H", dtype=dtype, shape=(None, 3))
+    w = pt.tensor("w", dtype=dtype, shape=(3,))
+
+    def step(w, H, x):
+        found = SHORT_LAST_AXES[name](x, w, H)
+        found = found if found.ndim == 3 else found[None]
+        members = found.sum(axis=(0, 2))
+        own = found.sum(axis=(0, 1)) + (found * members[:, None]).max(axis=2).sum()
+        top = pt.concatenate([found[0].max(axis=1), x[:1]])[: x.shape[0]]
+        return own / 8, found[0] / (1 + abs(top[:, None])), (found**2).sum() + found[0].T
+
+    traces = scan(step, None, [w, H, None], non_sequences=[x], n_steps=3)
+    values = [rng.normal(size=n) / 2 for n in (3, (members, 3), members)]
+    check([w, H, x], traces, values)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_powers(dtype):
+    """Those with a known whole exponent are products."""
+    exponents = np.array([-64, -3, -1, 0, 1, 2, 3, 31, 65, 2.5], dtype)
+    x, h = pt.vector("x", dtype=dtype), pt.vector("h", dtype=dtype)
+
+    def step(h, x):
+        return h[::-1], pt.stack([(h[0] * x) ** exponent for exponent in exponents])
+
+    traces = scan(step, None, [h, None], non_sequences=[x], n_steps=2)
+    values = [0.0, -0.0, 1.02, -0.97, 40.0, np.inf, -np.inf, np.nan]
+    with np.errstate(all="ignore"):
+        check([h, x], traces, [np.array([1.0, -1.0]), values])
+
+
 def test_sums_are_collected_in_the_dtype_that_is_asked_for():
     x, h = pt.fmatrix("x"), pt.fvector("h")
     values = [np.full((2, 4), 1e8, "float32"), np.array([1, 3e8, 1, -3e8], "float32")]

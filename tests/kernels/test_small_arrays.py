@@ -1,5 +1,7 @@
 """Steps on arrays of a few numbers, which kernels take apart, against the plain loop."""
 
+from functools import partial
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -10,6 +12,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 import scanlib
 from scanlib._compat import thaw_graph
+from scanlib.kernels.arrays.decompositions import decompose
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from scanlib.ops.small_arrays import take_apart
@@ -269,6 +272,59 @@ def test_rows_of_unknown_width(width, mode):
     assert not len(f(rows[:0], START, RATES))
     with pytest.raises(ValueError, match=r"Incompatible Elemwise input shapes|broadcast"):
         f(rows, START, RATES)
+
+
+def dcc(m, e, h, Q, p):
+    """Two variances and their correlation; the width of `e` is that of `h`."""
+    h = p[0] + p[1] * e**2 + p[2] * h
+    u = e / m.sqrt(h)
+    Q = (1 - p[3]) * np.eye(2) + p[3] * m.outer(u, u) + 0.5 * Q**3
+    d = 1 / m.sqrt(m.diag(Q))
+    R = Q * d[:, None] * d[None, :]
+    return h, Q, R[0, 1] * u[0] * u[1] + m.diag(R * h).sum()
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_sizes_follow_from_one_another(width, mode):
+    """Rows of unknown width get that of the state, by way of arrays of unknown size."""
+    e, p = pt.dmatrix("e"), pt.dvector("p")
+    states = [pt.ones(2), pt.eye(2)]
+    out = scan(partial(dcc, pt), e, [*states, None], non_sequences=[p])[2]
+    loops = pytensor.grad(out.sum(), [e, p])
+    f = pytensor.function([e, p], [out, *loops], mode=mode)
+    rows, weights = rng.normal(size=(4, width)), np.array([0.1, 0.1, 0.8, 0.3])
+    if width == 3:
+        with pytest.raises(ValueError, match=r"[Ii]ncompatible|broadcast|shape"):
+            f(rows, weights)
+        return
+
+    def plain(rows, weights):
+        h, Q, found = np.ones(2), np.eye(2), []
+        for row in rows:
+            h, Q, out = dcc(np, row, h, Q, weights)
+            found.append(out)
+        return np.array(found)
+
+    found, *derivatives = f(rows, weights)
+    np.testing.assert_allclose(found, plain(rows, weights), rtol=1e-12)
+    for k, array in enumerate((rows, weights)):
+        for place in np.ndindex(*array.shape):
+            moved = [rows.astype(complex), weights.astype(complex)]
+            moved[k][place] += 1e-30j
+            wanted = plain(*moved).sum().imag / 1e-30
+            np.testing.assert_allclose(derivatives[k][place], wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_derivatives_of_diagonals_are_taken_apart():
+    e, p = pt.dmatrix("e"), pt.dvector("p")
+    cost = scan(partial(dcc, pt), e, [pt.ones(2), pt.eye(2), None], non_sequences=[p])[2].sum()
+    fgraph = pytensor.function([e, p], pytensor.grad(cost, p)).maker.fgraph
+    loops = [node.op for node in fgraph.apply_nodes if isinstance(node.op, Scan)]
+    assert loops
+    for op in loops:
+        body = thaw_graph(op.body)
+        decompose(body)
+        assert take_apart(body, op.signature) is not None
 
 
 def test_a_table_stays_in_memory():

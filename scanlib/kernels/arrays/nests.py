@@ -6,6 +6,9 @@ as many while there are enough, and the rest one by one; a few of known number w
 items of an array that steps write one item of are taken one by one: a processor that reads several
 numbers waits until one that has just been written is in the cache.
 
+Of arrays with a short last axis, such as three numbers for each of many members, many members are
+taken at once if they lie side by side, and results are put in memory so that they do.
+
 A sum over inner axes is collected in one number for each lane, one over outer axes in memory.
 """
 
@@ -23,7 +26,7 @@ from pytensor.tensor.extra_ops import CumOp
 
 from scanlib.kernels.arrays.array_step import Destination, Step, rule
 from scanlib.kernels.arrays.sizes import Expression, Size, product
-from scanlib.kernels.arrays.workspace import Place, is_contiguous
+from scanlib.kernels.arrays.workspace import Place, is_contiguous, last_swapped
 from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.scalars import LanesError, Number, added, multiplied, parts_of
 from scanlib.kernels.spans import (
@@ -254,8 +257,11 @@ class Tree:
     """The elementwise nodes that are computed together, from arrays and numbers.
 
     The last of them, `node`, may be None for an array as it is. `sizes` are those of the loops,
-    `None` as long as an axis has a size of one only.
+    `None` as long as an axis has a size of one only. `by_columns` says that loops run over the last
+    axis outside the one before it.
     """
+
+    by_columns = False
 
     def __init__(self, step: Step, variable: Variable, node: Apply | None) -> None:
         self.step, self.variable, self.node = step, variable, node
@@ -296,16 +302,36 @@ class Tree:
             size = self.step.require(own, size, "ValueError", f"{SHAPES}{axis}", [own, size])
         self.sizes[axis] = size
 
-    def loops(self) -> list[Size]:
+    def shape(self) -> list[Size]:
         return [1 if size is None else self.step.sizes.same(size) for size in self.sizes]
+
+    def loops(self) -> list[Size]:
+        return last_swapped(self.shape()) if self.by_columns else self.shape()
 
     def prepare(self) -> list[Walk]:
         """Return the arrays that are read, for loops of the sizes that were found."""
-        sizes = self.loops()
+        sizes = self.shape()
         for variable, place in self.places:
             if variable not in self.walks:
-                self.walks[variable] = stretched(self.step, variable, place, sizes)
+                self.walks[variable] = self.walked(stretched(self.step, variable, place, sizes))
         return list(self.walks.values())
+
+    def walked(self, array: Walk) -> Walk:
+        """Return an array of all axes for the loops."""
+        if self.by_columns:
+            array.strides = last_swapped(array.strides)
+        return array
+
+    def has_columns(self) -> bool:
+        """Whether the last axis is short, and the items of the one before it lie side by side."""
+        sizes = self.shape()
+        if len(sizes) < 2 or not isinstance(sizes[-1], int):
+            return False
+        walks = [stretched(self.step, *pair, sizes) for pair in self.places]
+        lanes = REGISTER // max((itemsize(walk.dtype) for walk in walks), default=REGISTER)
+        is_long = not isinstance(sizes[-2], int) or sizes[-2] >= lanes
+        side_by_side = (walk.strides[-2] in (0, itemsize(walk.dtype)) for walk in walks)
+        return is_long and 1 < sizes[-1] < lanes and all(side_by_side)
 
     def write(self, lanes: int) -> list[Number]:
         """Write one item of each result, or several."""
@@ -355,10 +381,16 @@ def write_elemwise(step: Step, node: Apply) -> None:
         write_numbers(step, node, node.op.make_scalar_node(*node.inputs))
         return
     tree = Tree(step, node.outputs[0], node)
-    sizes = tree.loops()
+    sizes = tree.shape()
+    tree.by_columns = step.destinations.keys().isdisjoint(node.outputs) and tree.has_columns()
     plain = [pair for pair in tree.places if not any(k == 1 for k in pair[0].type.shape)]
     read = tree.places if len(plain) == len(tree.places) else []
-    targets = [step.target(out, sizes, read) for out in node.outputs]
+    if tree.by_columns:
+        read = [(variable, place.swapped()) for variable, place in read]
+        goals = [step.target(out, tree.loops(), read) for out in node.outputs]
+        targets = [goal.swapped() for goal in goals]
+    else:
+        targets = [step.target(out, sizes, read) for out in node.outputs]
     write_tree(tree, targets, not step.by_item.isdisjoint(node.outputs))
     for out, place in zip(node.outputs, targets, strict=True):
         step.bind_place(out, place)
@@ -368,7 +400,7 @@ def write_tree(tree: Tree, targets: Sequence[Place], by_item: bool = False) -> N
     """Write the results of a tree's last node into memory of their sizes."""
     step, sizes = tree.step, tree.loops()
     reads = tree.prepare()
-    writes = [walked(step, place, sizes) for place in targets]
+    writes = [tree.walked(walked(step, place, tree.shape())) for place in targets]
     loops = collapse(step, [*reads, *writes], sizes)
 
     def write(lanes: int) -> None:
@@ -517,6 +549,10 @@ class Reduction:
     def write(self) -> None:
         step, variable = self.step, self.variable
         self.tree = Tree(step, variable, variable.owner if variable in step.deferred else None)
+        last = len(self.tree.sizes) - 1
+        if not self.axes.isdisjoint({last - 1, last}) and self.tree.has_columns():
+            self.tree.by_columns = True
+            self.axes = {{last: last - 1, last - 1: last}.get(axis, axis) for axis in self.axes}
         sizes = self.tree.loops()
         kept = [axis for axis in range(len(sizes)) if axis not in self.axes]
         if not kept:

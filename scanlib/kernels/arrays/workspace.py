@@ -7,7 +7,7 @@ same size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from scanlib.kernels.arrays.sizes import Given, Size, Sizes, SizeValues, pieces, product
@@ -57,6 +57,15 @@ class Place:
         chosen = list(axes)
         sizes, strides = ([numbers[k] for k in chosen] for numbers in (self.sizes, self.strides))
         return self.view(sizes, strides, pointer)
+
+    def swapped(self) -> Place:
+        """Return the array with its last two axes in each other's place."""
+        return self.view(last_swapped(self.sizes), last_swapped(self.strides))
+
+
+def last_swapped(axes: Sequence[Size]) -> list[Size]:
+    """Return what belongs to the axes of an array, for those of its transposed matrices."""
+    return [*axes[:-2], axes[-1], axes[-2]]
 
 
 def is_contiguous(sizes: Sizes, place: Place) -> bool:
