@@ -57,6 +57,9 @@ REASON = "scanlib_prepare_for_jax"
 def prepare(fgraph: FunctionGraph) -> None:
     """Mark the numbers that JAX must know when it compiles."""
     _keep_masks_of_rows(fgraph)
+    shapes = getattr(fgraph, "shape_feature", None)
+    # A size that it knew as a marked one of the same array would be a cycle to PyTensor.
+    unmarked = dict(shapes.shape_of) if shapes else {}
     data = data_in(fgraph)
     countable = countable_scalars(fgraph, data)
     for variable in fgraph.inputs:
@@ -67,6 +70,8 @@ def prepare(fgraph: FunctionGraph) -> None:
             if out in countable:
                 readers = fgraph.clients[out]
                 _mark(fgraph, out, [r for r in readers if not _counts(r[0], countable)])
+    if shapes:
+        shapes.shape_of.update(unmarked)
 
 
 def _keep_masks_of_rows(fgraph: FunctionGraph) -> None:

@@ -56,6 +56,9 @@ class TestIntegerInputs:
         )  # fmt: skip
         assert not self.known([h])
 
+    def test_input_that_is_returned(self):
+        assert not self.known([self.x, self.trace(), pt.zeros(self.x.shape)])
+
     def test_data_of_an_array(self):
         assert not self.known([self.trace() + pt.alloc(self.k, self.x.shape[0])])
 
