@@ -32,6 +32,7 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
@@ -61,6 +62,7 @@ from scanlib.rewrites.over_time.split_cost import (
     outer_factors,
     varying_index,
 )
+from scanlib.rewrites.pytensor_rewrites import may_overflow, stabilize
 
 
 class NotPeelableError(Exception):
@@ -85,6 +87,7 @@ class OverTime:
         self.fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
         self.varying = dict(varying)
         self.given = {*self.fixed, *varying}
+        self._stable_forms: dict[Variable, Variable] = {}
 
     def add(self, variable: Variable, values: Variable) -> None:
         """Give the values of one more body variable."""
@@ -103,6 +106,7 @@ class OverTime:
 
     def value(self, variable: Variable) -> tuple[Variable, bool]:
         """Return a body variable's value, and whether it has a time axis."""
+        variable = self._stable(variable)
         known = [*self.fixed, *self.varying]
         for node in toposort([variable], blockers=known):
             if node.outputs[0] not in self.varying and node.outputs[0] not in self.fixed:
@@ -112,6 +116,25 @@ class OverTime:
         if isinstance(variable, Constant):
             return variable, False
         return self.fixed[variable], False
+
+    def _stable(self, variable: Variable) -> Variable:
+        """Return a variable in a form that does not overflow; in batches, kernels would hide parts
+        of what PyTensor has such forms for."""
+        forms = self._stable_forms
+        if variable in forms:
+            return forms[variable]
+        nodes, stable = list(toposort([variable], blockers=self.given)), variable
+        if any(map(may_overflow, nodes)) and not all(isinstance(n.op, Elemwise) for n in nodes):
+            read = dict.fromkeys(inp for node in nodes for inp in node.inputs)
+            inputs = [v for v in read if v in self.given or v.owner is None]
+            inputs = [v for v in inputs if not isinstance(v, Constant)]
+            graph = FunctionGraph(inputs, [variable], clone=True)
+            stabilize(graph)
+            (stable,) = substitute(graph.outputs, dict(zip(graph.inputs, inputs, strict=True)))
+            nodes = list(toposort([stable], blockers=self.given))
+        forms.update((out, out) for node in nodes for out in node.outputs)
+        forms[variable] = stable
+        return stable
 
     def rows(self, variable: Variable) -> Variable:
         """Return a body variable's value with a time axis."""
