@@ -15,11 +15,13 @@ from collections.abc import Callable, Sequence
 from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
+from pytensor.graph.rewriting.basic import dfs_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.scalar import Add, Mul
 from pytensor.scalar import basic as ps
 from pytensor.scalar import math as ps_math
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.rewriting.math import local_mul_specialize
 
 from scanlib._compat import copy_graph, freeze_graph, thaw_graph
 from scanlib.ops.graph import applies
@@ -104,6 +106,8 @@ _UNSTABLE = (
     *(ps_math.Sigmoid, ps_math.Erf, ps_math.Erfc, ps_math.Ive, ps_math.Kve),
 )
 _STABILIZE = RewriteDatabaseQuery(include=["stabilize"])
+# Canonical bodies have products with -1 where stable forms, as ``log1p(-sigmoid(x))``, have none.
+_as_negative = dfs_rewriter(local_mul_specialize)
 
 
 def run_query(query: RewriteDatabaseQuery, fgraph: FunctionGraph) -> None:
@@ -122,6 +126,7 @@ def stabilize(graph: FunctionGraph) -> None:
     """Write logarithms and exponentials in forms that do not overflow, as PyTensor does."""
     if any(map(may_overflow, graph.apply_nodes)):
         write_stable_logs(graph)
+        _as_negative.rewrite(graph)
         run_query(_STABILIZE, graph)
 
 

@@ -86,6 +86,10 @@ STEPS = {
         lambda z, h: pt.log(1 - pt.sigmoid(1000 * z)) / 1000,
         lambda z, h: -np.logaddexp(0, 1000 * z) / 1000,
     ),
+    "log1p of the other side": (
+        lambda z, h: pt.log1p(-pt.sigmoid(1000 * z)) / 1000,
+        lambda z, h: -np.logaddexp(0, 1000 * z) / 1000,
+    ),
     "the other side": (lambda z, h: 1 - pt.sigmoid(40 * z), lambda z, h: expit(-40 * z)),
     "a far tail": (lambda z, h: 1 - pt.erf(5 * z), lambda z, h: erfc(5 * z)),
 }
