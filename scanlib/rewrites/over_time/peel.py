@@ -43,9 +43,10 @@ from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Dot
 from pytensor.tensor.math import Sum as TensorSum
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
 
-from scanlib._compat import INDEX_READS, LOG_SUM_EXP, join_of, split_of, vectorize_rule
+from scanlib._compat import INDEX_READS, LOG_SUM_EXP, join_of, sorted_axis, split_of, vectorize_rule
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.graph import conform, core_op, row_type, substitute, with_axes
@@ -192,6 +193,9 @@ class OverTime:
             return [_solve(op, *values)]
         if isinstance(op, Reshape) and varies == [True, False]:
             return [_reshape(node, *values)]
+        if isinstance(op, SortOp | ArgSortOp) and sorted_axis(node) is not None:
+            order = pt.sort if isinstance(op, SortOp) else pt.argsort
+            return [order(values[0], axis=sorted_axis(node) + 1, kind=op.kind)]
         if LOG_SUM_EXP is not None and isinstance(op, LOG_SUM_EXP):
             return [pt.logsumexp(values[0], axis=[axis + 1 for axis in op.axis])]
         made = vectorize_rule(node.op, node, *values)
