@@ -95,6 +95,12 @@ INDEX_WRITES: tuple[type, ...] = (
 ShapeFeature = shape_rewrites.ShapeFeature
 
 
+def kept_sizes(fgraph: FunctionGraph) -> dict[Variable, Any]:
+    """Return the sizes that PyTensor keeps for a graph's variables; later releases keep none."""
+    feature = getattr(fgraph, "shape_feature", None)
+    return {} if feature is None else vars(feature).get("shape_of", {})
+
+
 def _add_whole_writes(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Write what is added into the other addends, where the sum broadcasts and casts neither.
 

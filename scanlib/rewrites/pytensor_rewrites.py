@@ -15,12 +15,17 @@ from collections.abc import Callable, Sequence
 from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
+from pytensor.graph.rewriting.basic import dfs_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.scalar import Add, Mul
+from pytensor.scalar import basic as ps
+from pytensor.scalar import math as ps_math
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.rewriting.math import local_mul_specialize
 
 from scanlib._compat import copy_graph, freeze_graph, thaw_graph
 from scanlib.ops.graph import applies
+from scanlib.ops.logaddexp import write_stable_logs
 from scanlib.ops.loop import Loop
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.recursion import taken_apart
@@ -95,12 +100,34 @@ _QUADRATIC = ("local_mul_canonizer", "local_greedy_distributor", "local_sigm_tim
 KEPT = 64  # bodies
 LARGE = 1 << 16  # items of a constant that nothing should keep alive
 
+# What PyTensor's stable forms are made of.
+_UNSTABLE = (
+    *(ps.Log, ps.Log1p, ps.Exp),
+    *(ps_math.Sigmoid, ps_math.Erf, ps_math.Erfc, ps_math.Ive, ps_math.Kve),
+)
+_STABILIZE = RewriteDatabaseQuery(include=["stabilize"])
+# Canonical bodies have products with -1 where stable forms, as ``log1p(-sigmoid(x))``, have none.
+_as_negative = dfs_rewriter(local_mul_specialize)
+
 
 def run_query(query: RewriteDatabaseQuery, fgraph: FunctionGraph) -> None:
     """Run the rewrites of a query, without those whose time grows faster than a long graph."""
     flatten_long_sums(fgraph)
     query = query.excluding(*_QUADRATIC) if len(fgraph.apply_nodes) > LONG else query
     optdb.query(query).rewrite(fgraph)
+
+
+def may_overflow(node: Apply) -> bool:
+    """Whether PyTensor may have a stable form for what a node is part of."""
+    return applies(node, _UNSTABLE)
+
+
+def stabilize(graph: FunctionGraph) -> None:
+    """Write logarithms and exponentials in forms that do not overflow, as PyTensor does."""
+    if any(map(may_overflow, graph.apply_nodes)):
+        write_stable_logs(graph)
+        _as_negative.rewrite(graph)
+        run_query(_STABILIZE, graph)
 
 
 class BodyRewrite:

@@ -4,7 +4,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from scipy.special import logsumexp
+from scipy.special import erfc, expit, logsumexp
 
 import scanlib
 from tests.modes import MODES
@@ -86,6 +86,12 @@ STEPS = {
         lambda z, h: pt.log(1 - pt.sigmoid(1000 * z)) / 1000,
         lambda z, h: -np.logaddexp(0, 1000 * z) / 1000,
     ),
+    "log1p of the other side": (
+        lambda z, h: pt.log1p(-pt.sigmoid(1000 * z)) / 1000,
+        lambda z, h: -np.logaddexp(0, 1000 * z) / 1000,
+    ),
+    "the other side": (lambda z, h: 1 - pt.sigmoid(40 * z), lambda z, h: expit(-40 * z)),
+    "a far tail": (lambda z, h: 1 - pt.erf(5 * z), lambda z, h: erfc(5 * z)),
 }
 
 
@@ -107,3 +113,40 @@ def test_naive_forms(name, linker):
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-300)
     if linker not in ("py", "FAST_COMPILE"):  # there, steps keep terms that are zero times infinity
         assert np.isfinite(derivative).all()
+
+
+LEAVE = {
+    "logsumexp": (
+        lambda x, h, W: pt.dot(W, h) + pt.logsumexp(x),
+        lambda x, h, W: W @ h + logsumexp(x),
+    ),
+    "log softmax": (
+        lambda x, h, W: pt.dot(W, h) + pt.log(pt.special.softmax(x)),
+        lambda x, h, W: W @ h + x - logsumexp(x),
+    ),
+    "an item": (
+        lambda x, h, W: h + pt.log(pt.special.softmax(x))[1],
+        lambda x, h, W: h + (x - logsumexp(x))[1],
+    ),
+    "softmax": (
+        lambda x, h, W: h * 0.5 + pt.exp(x) / pt.sum(pt.exp(x)),
+        lambda x, h, W: h * 0.5 + np.exp(x - logsumexp(x)),
+    ),
+}
+
+
+@pytest.mark.parametrize("linker", LINKERS)
+@pytest.mark.parametrize("name", LEAVE)
+def test_what_leaves_a_loop(name, linker):
+    """It is computed for all steps at once."""
+    if linker == "JAX":
+        pytest.importorskip("jax")
+    step, plain = LEAVE[name]
+    x, start, W = pt.dmatrix("x"), pt.dvector("start"), pt.dmatrix("W")
+    y = scanlib.scan(step, x, start, W, return_updates=False)
+    rows, h, matrix = 800 * rng.normal(size=(4, 3)), rng.normal(size=3), 0.3 * np.eye(3)
+    function = pytensor.function([x, start, W], y, mode=LINKERS[linker], on_unused_input="ignore")
+    found, expected = function(rows, h, matrix), []
+    for row in rows:
+        expected.append(h := plain(row, h, matrix))
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-300)

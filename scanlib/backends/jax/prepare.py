@@ -23,7 +23,7 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib._compat import INDEX_WRITES, thaw_graph
+from scanlib._compat import INDEX_WRITES, kept_sizes, thaw_graph
 from scanlib.backends.jax.known_numbers import KnownNumber, may_be_known
 from scanlib.lengths.known import countable_scalars
 from scanlib.lengths.numbers import indices_of
@@ -57,6 +57,8 @@ REASON = "scanlib_prepare_for_jax"
 def prepare(fgraph: FunctionGraph) -> None:
     """Mark the numbers that JAX must know when it compiles."""
     _keep_masks_of_rows(fgraph)
+    sizes = kept_sizes(fgraph)
+    unmarked = dict(sizes)
     data = data_in(fgraph)
     countable = countable_scalars(fgraph, data)
     for variable in fgraph.inputs:
@@ -67,6 +69,8 @@ def prepare(fgraph: FunctionGraph) -> None:
             if out in countable:
                 readers = fgraph.clients[out]
                 _mark(fgraph, out, [r for r in readers if not _counts(r[0], countable)])
+    # A size that it keeps as a marked one of the same array would be a cycle to PyTensor.
+    sizes.update(unmarked)
 
 
 def _keep_masks_of_rows(fgraph: FunctionGraph) -> None:

@@ -1,28 +1,22 @@
 """Logarithms and exponentials in steps of loops that stay, stabilized as PyTensor does elsewhere.
 
 ``log(1 + exp(x))`` overflows as it stands, and so do ``log(softmax(x))``, a logarithm of a sum of
-exponentials in PyTensor 3.0.7, and their derivatives. PyTensor's rewrites do not see steps, and
-recurrences are recognized by the naive forms, so this comes after those are lowered.
+exponentials in PyTensor 3.0.7, and their derivatives; ``1 - erf(x)`` rounds to zero. PyTensor's
+rewrites do not see steps, and recurrences are recognized by the naive forms, so this comes after
+those are lowered; what leaves a loop is stabilized as it leaves (`over_time.peel`).
 """
 
 from __future__ import annotations
 
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
-from pytensor.scalar import basic as ps
 
-from scanlib.ops.graph import applies
-from scanlib.ops.logaddexp import write_stable_logs
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import LoopEdit
-from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
+from scanlib.rewrites.pytensor_rewrites import BodyRewrite, may_overflow, stabilize
 from scanlib.rewrites.simplify.redundant import forward_inputs
 from scanlib.rewrites.simplify.simplify import replace
-
-LOGS = ps.Log, ps.Exp
-STABILIZE = RewriteDatabaseQuery(include=["stabilize"])
 
 
 class StabilizeBodies(LowersLoops):
@@ -31,7 +25,7 @@ class StabilizeBodies(LowersLoops):
     @staticmethod
     def lower(fgraph: FunctionGraph, node: Apply) -> bool:
         nodes = node.op.body.toposort()
-        if not any(applies(n, LOGS) or isinstance(n.op, Scan) for n in nodes):
+        if not any(may_overflow(n) or isinstance(n.op, Scan) for n in nodes):
             return False
         edit = LoopEdit(fgraph, node)
         forward_inputs(edit)  # the one of ``log(1 + exp(x))``
@@ -42,9 +36,7 @@ class StabilizeBodies(LowersLoops):
 
 
 def _stabilize(body: FunctionGraph) -> None:
-    if any(applies(node, LOGS) for node in body.apply_nodes):
-        write_stable_logs(body)
-        run_query(STABILIZE, body)
+    stabilize(body)
     StabilizeBodies().rewrite(body)
 
 

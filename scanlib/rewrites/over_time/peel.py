@@ -32,6 +32,7 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
@@ -42,9 +43,10 @@ from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Dot
 from pytensor.tensor.math import Sum as TensorSum
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
 
-from scanlib._compat import INDEX_READS, LOG_SUM_EXP, join_of, split_of, vectorize_rule
+from scanlib._compat import INDEX_READS, LOG_SUM_EXP, join_of, sorted_axis, split_of, vectorize_rule
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.graph import conform, core_op, row_type, substitute, with_axes
@@ -61,6 +63,7 @@ from scanlib.rewrites.over_time.split_cost import (
     outer_factors,
     varying_index,
 )
+from scanlib.rewrites.pytensor_rewrites import may_overflow, stabilize
 
 
 class NotPeelableError(Exception):
@@ -85,6 +88,7 @@ class OverTime:
         self.fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
         self.varying = dict(varying)
         self.given = {*self.fixed, *varying}
+        self._stable_forms: dict[Variable, Variable] = {}
 
     def add(self, variable: Variable, values: Variable) -> None:
         """Give the values of one more body variable."""
@@ -103,6 +107,7 @@ class OverTime:
 
     def value(self, variable: Variable) -> tuple[Variable, bool]:
         """Return a body variable's value, and whether it has a time axis."""
+        variable = self._stable(variable)
         known = [*self.fixed, *self.varying]
         for node in toposort([variable], blockers=known):
             if node.outputs[0] not in self.varying and node.outputs[0] not in self.fixed:
@@ -112,6 +117,25 @@ class OverTime:
         if isinstance(variable, Constant):
             return variable, False
         return self.fixed[variable], False
+
+    def _stable(self, variable: Variable) -> Variable:
+        """Return a variable in a form that does not overflow; in batches, kernels would hide parts
+        of what PyTensor has such forms for."""
+        forms = self._stable_forms
+        if variable in forms:
+            return forms[variable]
+        nodes, stable = list(toposort([variable], blockers=self.given)), variable
+        if any(map(may_overflow, nodes)) and not all(isinstance(n.op, Elemwise) for n in nodes):
+            read = dict.fromkeys(inp for node in nodes for inp in node.inputs)
+            inputs = [v for v in read if v in self.given or v.owner is None]
+            inputs = [v for v in inputs if not isinstance(v, Constant)]
+            graph = FunctionGraph(inputs, [variable], clone=True)
+            stabilize(graph)
+            (stable,) = substitute(graph.outputs, dict(zip(graph.inputs, inputs, strict=True)))
+            nodes = list(toposort([stable], blockers=self.given))
+        forms.update((out, out) for node in nodes for out in node.outputs)
+        forms[variable] = stable
+        return stable
 
     def rows(self, variable: Variable) -> Variable:
         """Return a body variable's value with a time axis."""
@@ -169,6 +193,9 @@ class OverTime:
             return [_solve(op, *values)]
         if isinstance(op, Reshape) and varies == [True, False]:
             return [_reshape(node, *values)]
+        if isinstance(op, SortOp | ArgSortOp) and sorted_axis(node) is not None:
+            order = pt.sort if isinstance(op, SortOp) else pt.argsort
+            return [order(values[0], axis=sorted_axis(node) + 1, kind=op.kind)]
         if LOG_SUM_EXP is not None and isinstance(op, LOG_SUM_EXP):
             return [pt.logsumexp(values[0], axis=[axis + 1 for axis in op.axis])]
         made = vectorize_rule(node.op, node, *values)

@@ -56,6 +56,9 @@ class TestIntegerInputs:
         )  # fmt: skip
         assert not self.known([h])
 
+    def test_input_that_is_returned(self):
+        assert not self.known([self.x, self.trace(), pt.zeros(self.x.shape)])
+
     def test_data_of_an_array(self):
         assert not self.known([self.trace() + pt.alloc(self.k, self.x.shape[0])])
 
@@ -354,3 +357,24 @@ def check_devices():
              for k in (slice(0, 2), slice(2, 4))]  # fmt: skip
     for found, *wanted in zip(shared(*data), *parts, strict=True):
         np.testing.assert_allclose(found, np.concatenate(wanted, axis=-1), rtol=1e-12)
+
+
+def test_sorted_rows_of_all_steps():
+    """PyTensor's batch of a sort takes an axis that JAX must know for an array."""
+    x, start, W = pt.dmatrix("x"), pt.dvector("start"), pt.dmatrix("W")
+
+    def step(row, h, W):
+        return row + 0.1 * pt.tanh(pt.dot(W, h)), pt.dot(W, h) * pt.sort(h)[0]
+
+    def plain(rows, h, matrix):
+        total = 0.0
+        for row in rows:
+            total += (matrix @ h * h.min()).sum()
+            h = row + 0.1 * np.tanh(matrix @ h)
+        return total
+
+    values = rng.normal(size=(4, 3)), np.array([3.0, 1.0, 2.0]), rng.normal(size=(3, 3))
+    cost = scan(step, x, [start, None], W)[1].sum()
+    found = compiled([x, start, W], [cost, *pytensor.grad(cost, [x, start, W])])(*values)
+    expected = plain(*values), *central_gradient(plain, values)
+    assert_same([np.asarray(value) for value in found], expected, 1e-6)
