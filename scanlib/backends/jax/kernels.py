@@ -27,7 +27,7 @@ from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.linear_scan import LinearScan
 
 KINDS = "biufc"  # of dtypes that handlers know
-STEPS_TAKEN = jax.ShapeDtypeStruct((2,), np.int32)  # one number of 64 bits
+STEPS_TAKEN = jax.ShapeDtypeStruct((), np.int64)
 
 _programs: WeakKeyDictionary[Apply, LoopProgram | None] = WeakKeyDictionary()
 
@@ -64,23 +64,19 @@ def target_for(op: LoopOp, node: Apply) -> str | None:
     return key
 
 
-def words_of(numbers: Any) -> np.ndarray:
-    """Return 64-bit integers as pairs of 32 bits, which JAX takes without 64-bit numbers, too."""
-    return np.asarray(numbers, np.int64).reshape(-1).view(np.int32)
-
-
 def kept_dtype(dtype: Any) -> str:
     """Return the name of the dtype that JAX gives to values of a dtype."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype)).name
 
 
 def in_own_dtypes(
-    call: Callable[..., Sequence[Any]], arrays: Sequence[Any], dtypes: Sequence[Any]
+    call: Callable[..., Sequence[Any]], node: Apply, arrays: Sequence[Any]
 ) -> list[Any]:
-    """Return what a call makes of arrays converted to dtypes, in the dtypes that JAX keeps."""
+    """Return what a call makes of a loop's arrays, which it gets in the dtypes of the loop, in the
+    dtypes that JAX keeps."""
+    dtypes = [variable.type.dtype for variable in node.inputs[node.op.has_n_steps :]]
     with jax.enable_x64(True):
-        pairs = zip(arrays, dtypes, strict=True)
-        found = call(*(lax.convert_element_type(array, dtype) for array, dtype in pairs))
+        found = call(*map(lax.convert_element_type, arrays, dtypes))
     return [lax.convert_element_type(result, kept_dtype(result.dtype)) for result in found]
 
 
@@ -90,8 +86,7 @@ def arrays_of(node: Apply) -> list[Variable]:
 
 
 def _has_plain_types(node: Apply) -> bool:
-    """Whether all arrays have dtypes that handlers know; a number of steps is given as `words_of`
-    it."""
+    """Whether all arrays have dtypes that handlers know."""
     for variable in arrays_of(node):
         if not isinstance(variable.type, TensorType):
             return False
@@ -99,14 +94,6 @@ def _has_plain_types(node: Apply) -> bool:
         if dtype.kind not in KINDS or dtype == np.float16:
             return False
     return True
-
-
-def windows_of(op: LoopOp) -> tuple[int, int]:
-    """Return of how many inputs a compiled loop reads some rows only, and the first of them.
-
-    Slices of histories enter gradient loops. XLA would copy them.
-    """
-    return op.signature.n_sequences, int(op.has_n_steps)
 
 
 def shapes_of_results(
@@ -119,34 +106,37 @@ def shapes_of_results(
     """Return the shapes of a loop's results, None where those of its inputs do not tell them.
 
     Raises what the loop would raise for these shapes. `known` has the inputs whose values are
-    known, and `places` for each sequence the first row that is read and the number of rows.
+    known, the number of steps among them, which the arrays are without; `places` has for each
+    sequence the first row that is read and the number of rows.
     """
     if target is None:
         return None
     given = [list(np.shape(array)) for array in arrays]
-    for k, (_, length) in enumerate(places.tolist(), windows_of(node.op)[1]):
-        given[k][0] = length
+    for shape, length in zip(given, places[:, 1].tolist(), strict=False):
+        shape[0] = length
     values = {k: np.asarray(n, node.inputs[k].type.dtype) for k, n in known.items()}
-    return result_shapes(target, given, values)
+    return result_shapes(target, [*[[]] * node.op.has_n_steps, *given], values)
 
 
 def call_target(
-    node: Apply, target: str, shapes: Sequence[Any], inputs: Sequence[Any]
+    node: Apply,
+    target: str,
+    shapes: Sequence[Any],
+    arrays: Sequence[Any],
+    steps: int,
+    places: np.ndarray,
 ) -> list[Any]:
     """Return the results of a compiled loop, and how many steps it took if it may stop.
 
-    The inputs have the number of steps as `words_of` it, and behind them which rows are read;
-    `shapes` are those of the results.
+    The arrays are without the number of steps; `shapes` are those of the results, `places` as for
+    `shapes_of_results`.
     """
     made = list(map(jax.ShapeDtypeStruct, shapes, [out.type.dtype for out in node.outputs]))
     if node.op.steps_of(node).may_stop:
         made.append(STEPS_TAKEN)
-    dtypes = [array.dtype for array in inputs]
-    first = int(node.op.has_n_steps)
-    dtypes[first : len(node.inputs)] = [v.type.dtype for v in node.inputs[first:]]
 
     def call(*arrays: Any) -> Any:
         run = jax.ffi.ffi_call(TARGET, made, vmap_method="sequential")
-        return run(*arrays, program=target, first=np.int64(windows_of(node.op)[1]))
+        return run(*arrays, program=target, numbers=np.append(steps, places))
 
-    return in_own_dtypes(call, inputs, dtypes)
+    return in_own_dtypes(call, node, arrays)

@@ -53,7 +53,7 @@ class Sum:
 @dataclass(frozen=True)
 class Factors:
     """Along which axes a call may be cut: for every axis of every array its factor, None where it
-    must be whole; and the outputs that are sums over channels."""
+    must be whole; and the outputs that are sums over channels. A number of steps is no array."""
 
     inputs: tuple[Axes, ...]
     outputs: tuple[Axes, ...]
@@ -218,21 +218,20 @@ def part_of(node: Apply, factors: Factors) -> Apply | None:
 
 
 def _new_part(node: Apply, factors: Factors) -> Apply | bool | None:
-    count = len(node.inputs)
+    steps = node.inputs[: int(node.op.has_n_steps)]
 
     def any_size(variable: Variable, axes: Axes) -> Variable:
         shape = getattr(variable.type, "shape", ())
         free = tuple(n if axis is None else None for n, axis in zip(shape, axes, strict=False))
         return variable if free == shape else variable.type.clone(shape=free)()
 
-    pairs = zip(node.inputs, factors.inputs[:count], strict=True)
-    inputs = [any_size(*pair) for pair in pairs]
+    inputs = [*steps, *map(any_size, node.inputs[len(steps) :], factors.inputs)]
     if inputs == node.inputs:
         return None
     if not isinstance(node.op, Scan):
         return node.op.make_node(*inputs)
     signature, graph = node.op.signature, thaw_graph(node.op.body)
-    outer = signature.split_inputs(factors.inputs[:count])
+    outer = signature.split_inputs([*steps, *factors.inputs])
     inner = signature.split_body_inputs(graph.inputs)
     rows = [axes[1:] for axes in outer.sequences]
     taps = [axes[1:] for axes, tap in zip(outer.initials, inner.taps, strict=True) for _ in tap]
@@ -250,19 +249,12 @@ def _new_part(node: Apply, factors: Factors) -> Apply | bool | None:
 # What may be cut
 
 
-def loop_factors(op: LoopOp, extra: int) -> Factors | None:
-    """Return along which axes a loop may be cut.
-
-    `extra` inputs come behind its own. None for loops that end by a condition.
-    """
-    if op.signature.has_stop:
-        return None
-    if not isinstance(op, ElemwiseScan):
-        return _step_factors(op.scan, extra)
-    return _channel_factors(op, extra)
+def loop_factors(op: LoopOp) -> Factors:
+    """Return along which axes a loop that does not end by a condition may be cut."""
+    return _channel_factors(op) if isinstance(op, ElemwiseScan) else _step_factors(op.scan)
 
 
-def _step_factors(op: Scan, extra: int) -> Factors:
+def _step_factors(op: Scan) -> Factors:
     """Return along which axes any loop may be cut: those that no step mixes with themselves.
 
     Axes that run alike have to be cut alike: by operations, and by a state's being the next one.
@@ -293,15 +285,15 @@ def _step_factors(op: Scan, extra: int) -> Factors:
         return [(None, *axes(variable)) for variable in parts]
 
     states = rows([taps[0] for taps in inner.taps])
-    inputs = [*[(None,)] * signature.has_n_steps, *rows(inner.rows), *states]
+    inputs = [*rows(inner.rows), *states]
     inputs += [axes(variable) for variable in (*inner.carries, *inner.non_sequences)]
     outputs = [*states, *(axes(variable) for variable in inner.carries), *rows(result.outputs)]
-    return Factors((*inputs, *[(None,)] * extra), tuple(outputs), ())
+    return Factors(tuple(inputs), tuple(outputs), ())
 
 
-def _channel_factors(op: ElemwiseScan, extra: int) -> Factors:
+def _channel_factors(op: ElemwiseScan) -> Factors:
     """Return along which axes an elementwise loop may be cut: its channels'."""
-    layout, signature = op.layout, op.signature
+    layout = op.layout
 
     def names(axes: Sequence[int | None]) -> Axes:
         return tuple(None if axis is None else f"c{axis}" for axis in axes)
@@ -313,7 +305,7 @@ def _channel_factors(op: ElemwiseScan, extra: int) -> Factors:
         return [(None, *names(axes)) for axes in parts]
 
     carries, states = list(map(names, layout.carries)), rows(layout.states)
-    varying = [*[(None,)] * signature.has_n_steps, *rows(layout.sequences), *states]
+    varying = [*rows(layout.sequences), *states]
     inputs = [*varying, *carries, *map(names, layout.non_sequences)]
     outputs = [*states, *carries, *rows(layout.outputs)]
     sums = [
@@ -326,4 +318,4 @@ def _channel_factors(op: ElemwiseScan, extra: int) -> Factors:
         for k, axes in enumerate(layout.output_reductions)
         if axes
     ]
-    return Factors((*inputs, *[(None,)] * extra), tuple(outputs), tuple(sums))
+    return Factors(tuple(inputs), tuple(outputs), tuple(sums))

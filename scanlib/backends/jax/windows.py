@@ -91,16 +91,9 @@ def _is_sequence(client: Apply, position: int) -> bool:
     return 0 <= position - signature.has_n_steps < signature.n_sequences
 
 
-def windows(inputs: tuple[Any, ...], first: int, count: int) -> tuple[list[Any], np.ndarray]:
-    """Return the whole arrays of a loop's inputs, and which rows of the sequences it reads."""
-    places = np.zeros((count, 2), np.int64)
-    last = first + count
-    arrays = [*inputs[:last], *map(sliced, inputs[last:])]
-    for k in range(count):
-        value = inputs[first + k]
-        if isinstance(value, Window):
-            arrays[first + k] = value.array
-            places[k] = value.start, value.length
-        else:
-            places[k] = 0, len(value)
-    return arrays, places
+def windows(inputs: tuple[Any, ...], count: int) -> tuple[list[Any], np.ndarray]:
+    """Return the whole arrays of a loop's inputs, and which rows it reads of the first ones: so
+    many sequences."""
+    whole = [v if isinstance(v, Window) else Window(v, 0, len(v)) for v in inputs[:count]]
+    places = np.array([(v.start, v.length) for v in whole], np.int64).reshape(-1, 2)
+    return [*(v.array for v in whole), *map(sliced, inputs[count:])], places
