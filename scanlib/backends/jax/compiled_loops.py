@@ -112,7 +112,7 @@ def run_compiled(
             return portable(*arguments)
         dtypes = [kept_dtype(out.type.dtype) for out in node.outputs]
         empty = [jnp.empty(*both) for both in zip(shapes, dtypes, strict=True)]
-        made, taken = varying((empty, jnp.asarray(most, jnp.int64)), arguments)
+        made, taken = varying((empty, jnp.asarray(most)), arguments)
         return loop.cut(made, taken) if stops else made
 
     def run_target(*arguments: Any) -> list[Any]:

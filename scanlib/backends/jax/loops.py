@@ -116,7 +116,8 @@ class JAXLoop:
             taken = steps.bound
         else:
             (windows, carries), rows, taken = self.run_unknown(outer, steps, start)
-        return self.results(initials, windows, carries, rows, None if is_known else taken)
+        results = self.results(initials, windows, carries, rows)
+        return results if is_known else self.as_stopped(steps.bound, results, taken)
 
     # Before the first step
 
@@ -205,14 +206,16 @@ class JAXLoop:
 
         def take(progress: Any) -> Any:
             taken, stopped, state, buffers = progress
-            t = steps.number - 1 - taken if self.signature.reverse else taken
+            t, place = taken, taken
+            if self.signature.reverse:
+                t, place = steps.number - 1 - taken, steps.bound - 1 - taken
             rows = [
                 lax.dynamic_index_in_dim(rows_of(sequence), t, keepdims=False)
                 for sequence in outer.sequences
             ]
             state, kept, stop = self.advance(outer, state, rows)
             buffers = [
-                lax.dynamic_update_index_in_dim(buffer, row, taken, 0)
+                lax.dynamic_update_index_in_dim(buffer, row, place, 0)
                 for buffer, row in zip(buffers, kept, strict=True)
             ]
             return taken + 1, stopped if stop is None else stop, state, buffers
@@ -223,8 +226,6 @@ class JAXLoop:
             take,
             varying(first, outer),
         )
-        if self.signature.reverse:  # the last row that was written comes first
-            buffers = [jnp.roll(jnp.flip(b, 0), taken - steps.bound, axis=0) for b in buffers]
         return state, buffers, taken
 
     def kept_rows(self, outer: OuterInputs, start: Any) -> list[Any]:
@@ -233,30 +234,18 @@ class JAXLoop:
         rows = [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in sequences]
         return jax.eval_shape(lambda *given: self.advance(outer, *given)[1], start, rows)
 
-    def results(
-        self, initials: Any, windows: Any, carries: Any, rows: list[Any], taken: Any
-    ) -> list[Any]:
-        """Return the results; `taken` is the number of steps if it is not known."""
+    def results(self, initials: Any, windows: Any, carries: Any, rows: list[Any]) -> list[Any]:
+        """Return the results of a loop that takes all its steps."""
         signature, new = self.signature, iter(rows)
         results = []
         for initial, window, untraced in zip(initials, windows, signature.untraced, strict=True):
             if untraced:
-                last = jnp.stack(window if signature.reverse else window[::-1])
-                enough = taken is None or taken >= signature.required_steps
-                results.append(last if enough is True else marked(last, enough))
+                results.append(jnp.stack(window if signature.reverse else window[::-1]))
                 continue
-            row = next(new)
-            if not len(row):  # XLA's compiler dies of joining no rows
-                results.append(initial)
-            elif signature.reverse and taken is not None:
-                empty = jnp.zeros((len(row) + len(initial), *row.shape[1:]), row.dtype)
-                history = lax.dynamic_update_slice_in_dim(empty, row, 0, 0)
-                results.append(lax.dynamic_update_slice_in_dim(history, initial, taken, 0))
-            else:
-                parts = [row, initial] if signature.reverse else [initial, row]
-                results.append(jnp.concatenate(parts))
-        results += [*carries, *new]
-        return results if taken is None else self.cut(results, taken)
+            row = next(new)  # XLA's compiler dies of joining no rows
+            parts = [row, initial] if signature.reverse else [initial, row]
+            results.append(jnp.concatenate(parts) if len(row) else initial)
+        return [*results, *carries, *new]
 
     def cut(self, buffers: list[Any], taken: Any) -> list[Any]:
         """Return results of which only the rows of the steps that were taken count."""
@@ -269,12 +258,12 @@ class JAXLoop:
         return results
 
     def as_stopped(self, steps: int, found: list[Any], taken: Any) -> list[Any]:
-        """Return what compiled code has written for a loop of at most so many steps, of which it
-        has taken fewer, perhaps.
+        """Return what has been written for a loop of at most so many steps, of which fewer were
+        taken, perhaps.
 
         The rows that a reverse loop skipped come first.
         """
-        taken = jnp.asarray(taken, jnp.int64)
+        taken = jnp.asarray(taken)
         results = self.cut(found, taken)
         for i, value in enumerate(results):
             if isinstance(value, Bounded) and self.signature.reverse:

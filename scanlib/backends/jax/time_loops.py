@@ -249,7 +249,6 @@ class _Walk:
                     state.untraced = False
                 for carry in loop.carries:
                     carry.next = pt.switch(valid.row, carry.next, carry.value)
-                loop.conform_body()
             found = loop.apply()
             return function_of(inputs, [*found.histories, *found.carries, *found.outputs])
 
@@ -364,7 +363,6 @@ class _Walk:
             for value, conform in zip(summary, nexts, strict=True)
         ]
         loop.carries = [*carries, *added]
-        loop.conform_body()
         return function_of(loop.outer_inputs(), loop.apply().carries[-len(added) :]), earlier
 
     def elements(self, loop: Loop, recurrence: Recurrence) -> Callable[[int, int], Variable]:
