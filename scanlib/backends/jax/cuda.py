@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import warnings
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from typing import Any
 
@@ -30,13 +30,13 @@ from scanlib.backends.cuda.nvidia import (
     compile_kernels,
 )
 from scanlib.backends.cuda.parameters import contiguous
-from scanlib.backends.jax.handlers import load_handler
-from scanlib.backends.jax.kernels import arrays_of
+from scanlib.backends.jax.kernels import arrays_of, load_handler
 from scanlib.backends.jax.mesh_axes import varying
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.execution import LoopOp
 
 TARGET = "scanlib_cuda_loop"
+cuda_handler = partial(load_handler, "cuda", "-ldl")
 PROCESSORS = 132  # of a device that is not there when JAX compiles for it
 
 
@@ -52,7 +52,7 @@ def _are_ready(kernels: KernelLoop | Kernels) -> bool:
     none."""
     if not cuda_devices():  # a program for a device that is not here can be lowered all the same
         return True
-    if load_handler() is None:
+    if cuda_handler() is None:
         return False
     try:
         _compiled(kernels)
@@ -87,7 +87,7 @@ def processors() -> int:
 def register(driver: str, platform: str, target: str = TARGET) -> None:
     """Make the handler known to XLA; `driver` is the driver's library, `target` the name of the
     custom call."""
-    library = load_handler()
+    library = cuda_handler()
     assert library is not None
     library.scanlib_connect(driver.encode(), int(platform != "CUDA"))
     handler = jax.ffi.pycapsule(library.scanlib_handler)
@@ -97,7 +97,7 @@ def register(driver: str, platform: str, target: str = TARGET) -> None:
 def keep(kernels: Kernels) -> str:
     """Give the handler the code of kernels for the devices; return the name that finds them."""
     name = sha256(kernels.source.encode()).hexdigest()[:32]
-    library, names = load_handler(), " ".join(kernels.names).encode()
+    library, names = cuda_handler(), " ".join(kernels.names).encode()
     if library is None:
         return name
     for code in _compiled(kernels):

@@ -9,23 +9,35 @@ comes as ``int32``. Kernels read and write the dtypes of the loop: `in_own_dtype
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
+import jaxlib
 import numpy as np
 from jax import lax
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import TensorType
 
-from scanlib.backends.handler.programs import program_of, program_of_node, registered, result_shapes
-from scanlib.backends.jax.handlers import TARGET, program_handler, register_program
+from scanlib.backends.handler.library import load_library, python_options, source
+from scanlib.backends.handler.programs import (
+    address,
+    program_of,
+    program_of_node,
+    registered,
+    result_shapes,
+)
 from scanlib.kernels.program import LoopProgram
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.linear_scan import LinearScan
 
+OPTIONS = ("-O1", "-std=c++11", "-w")  # with newer standards, headers of C take long
+TARGET = "scanlib_program"  # the handler of all programs, for XLA
 KINDS = "biufc"  # of dtypes that handlers know
 STEPS_TAKEN = jax.ShapeDtypeStruct((), np.int64)
 
@@ -54,14 +66,41 @@ def _new_program(op: LoopOp, node: Apply) -> LoopProgram | None:
     return program_of(op)
 
 
+def load_handler(name: str, *options: str) -> ctypes.CDLL | None:
+    """Return the library of a handler that XLA calls, compiled with the headers that jaxlib ships,
+    None if it cannot be compiled."""
+    options = (f"-I{jax.ffi.include_dir()}", *OPTIONS, *options)
+    kept_as = f"scanlib_{name}_{jaxlib.__version__}"
+    return load_library(str(config.cxx), kept_as, source(f"{name}.cpp"), options)
+
+
+@cache
+def program_handler() -> ctypes.CDLL | None:
+    """Return the library with the handler of loop programs, which XLA knows from then on."""
+    found = load_handler("xla", *python_options())
+    if found is None:
+        return None
+    found.scanlib_set_main_thread(ctypes.c_ulong(threading.main_thread().ident or 0))
+    found.scanlib_register.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
+    capsule = jax.ffi.pycapsule(found.scanlib_program_handler)
+    jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
+    return found
+
+
+@cache
+def _finds(key: str) -> bool:
+    """Whether there is a handler; it finds the program of this key from then on."""
+    handler = program_handler()
+    if handler is not None:
+        handler.scanlib_register(key.encode(), address(key))
+    return handler is not None
+
+
 def target_for(op: LoopOp, node: Apply) -> str | None:
     """Return the key of the program that XLA calls for a loop, None if nothing."""
     program = _program(op, node)
-    if program is None or program_handler() is None:
-        return None
-    key = registered(program)
-    register_program(key)
-    return key
+    key = None if program is None else registered(program)
+    return key if key is not None and _finds(key) else None
 
 
 def kept_dtype(dtype: Any) -> str:
