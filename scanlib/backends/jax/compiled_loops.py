@@ -33,8 +33,7 @@ from scanlib.backends.jax.kernels import (
     target_for,
 )
 from scanlib.backends.jax.loops import JAXLoop, count_steps, single
-from scanlib.backends.jax.mesh_axes import check_whole, varying
-from scanlib.backends.jax.partitioned import loop_factors, part_of
+from scanlib.backends.jax.partitioned import check_whole, loop_factors, part_of, varying
 from scanlib.backends.jax.platforms import on_platforms
 from scanlib.backends.jax.windows import sliced, windows
 from scanlib.ops.execution import LoopOp

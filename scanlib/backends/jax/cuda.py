@@ -31,7 +31,7 @@ from scanlib.backends.cuda.nvidia import (
 )
 from scanlib.backends.cuda.parameters import contiguous
 from scanlib.backends.jax.kernels import arrays_of, load_handler
-from scanlib.backends.jax.mesh_axes import varying
+from scanlib.backends.jax.partitioned import varying
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.execution import LoopOp
 

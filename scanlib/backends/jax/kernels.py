@@ -25,16 +25,9 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import TensorType
 
 from scanlib.backends.handler.library import load_library, python_options, source
-from scanlib.backends.handler.programs import (
-    address,
-    program_of,
-    program_of_node,
-    registered,
-    result_shapes,
-)
+from scanlib.backends.handler.programs import address, program_of, registered, result_shapes
 from scanlib.kernels.program import LoopProgram
 from scanlib.ops.execution import LoopOp
-from scanlib.ops.lowered.linear_scan import LinearScan
 
 OPTIONS = ("-O1", "-std=c++11", "-w")  # with newer standards, headers of C take long
 TARGET = "scanlib_program"  # the handler of all programs, for XLA
@@ -59,11 +52,9 @@ def _program(op: LoopOp, node: Apply) -> LoopProgram | None:
 def _new_program(op: LoopOp, node: Apply) -> LoopProgram | None:
     if config.scanlib__perform != "auto" or not config.cxx or not _has_plain_types(node):
         return None
-    if isinstance(op, LinearScan):
-        return program_of_node(node)
     if op.signature.has_stop and op.signature.required_steps > 1:
         return None  # JAX raises no errors where there are fewer: it marks what is missing
-    return program_of(op)
+    return program_of(op, node)
 
 
 def load_handler(name: str, *options: str) -> ctypes.CDLL | None:

@@ -33,7 +33,7 @@ from scanlib.backends.jax.bounded import (
     rows_of,
     static_int,
 )
-from scanlib.backends.jax.mesh_axes import varying
+from scanlib.backends.jax.partitioned import varying
 from scanlib.ops.errors import StepShapeError
 from scanlib.ops.messages import Messages, loop_title
 from scanlib.ops.scan import Scan

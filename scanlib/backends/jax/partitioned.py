@@ -8,11 +8,17 @@ results are cut.
 
 A *factor* names an axis of the loop; arrays that have an axis of the same factor are cut alike.
 The rule is written in the notation of Shardy, XLA's partitioner: https://openxla.org/shardy.
+
+Inside of `jax.shard_map`, JAX keeps track of which values differ between devices: each is *varying*
+along some axes of a mesh. What a loop carries must vary along the same axes before and after a
+step, and so must what the kernels for different platforms return: before the first step everything
+is made to vary along all axes along which one of the arguments does. A loop there sees the rows
+that its device has, and starts from its initial state, so that time must not be cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -28,6 +34,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import clone_replace
 
 from scanlib._compat import freeze_graph, thaw_graph
+from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.kept_axes import AxisClasses, axes_kept
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -319,3 +326,51 @@ def _channel_factors(op: ElemwiseScan) -> Factors:
         if axes
     ]
     return Factors(tuple(inputs), tuple(outputs), tuple(sums))
+
+
+# Inside of `jax.shard_map`
+
+
+def varying_axes(values: Any) -> frozenset[str]:
+    """Return the axes of the mesh along which one of some values varies."""
+    found: frozenset[str] = frozenset()
+    if not hasattr(lax, "pcast"):  # JAX does not keep track of it
+        return found
+    for leaf in jax.tree.leaves(values):
+        kind = jax.typeof(leaf)
+        manual = getattr(kind, "manual_axis_type", None)
+        found |= getattr(kind, "vma", frozenset()) if manual is None else manual.varying
+    return found
+
+
+def varying(values: Any, like: Any) -> Any:
+    """Return values that vary along all axes along which they or others do."""
+    axes = varying_axes([values, like])
+    if not axes:
+        return values
+
+    def cast(leaf: Any) -> Any:
+        missing = axes - varying_axes(leaf)
+        return lax.pcast(leaf, tuple(sorted(missing)), to="varying") if missing else leaf
+
+    return jax.tree.map(cast, values)
+
+
+def check_whole(title: str, sequences: Iterable[tuple[Variable, Any]]) -> None:
+    """Raise where a device would run a loop from its start on a part of the time, which cannot be
+    told from other axes, but where types say how long an array is.
+
+    `sequences` are what it reads row by row, each with its value here.
+    """
+    axes = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
+    if not axes:
+        return
+    for k, (variable, value) in enumerate(sequences):
+        wanted, given = variable.type.shape[0], len(value)
+        if wanted is not None and wanted != given:
+            name = f"`{variable.name}`" if variable.name else f"number {k} (counted from 0)"
+            raise SequenceLengthError(
+                f"{title}: sequence {name} has {wanted} rows, but {given} in jax.shard_map over "
+                f"{', '.join(map(repr, axes))}: every device would start from the initial state. "
+                "Cut channels or the batch there, not time"
+            )

@@ -20,8 +20,7 @@ from scanlib._compat.jax import (
     mlir,
     prim_requires_devices_during_lowering,
 )
-from scanlib.backends.jax.mesh_axes import varying
-from scanlib.backends.jax.partitioned import Factors, explicitly, partitioned
+from scanlib.backends.jax.partitioned import Factors, explicitly, partitioned, varying
 
 Function = Callable[..., list[Any]]
 

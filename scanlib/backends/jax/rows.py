@@ -185,14 +185,13 @@ def _where_equal(bounded: list[Bounded], results: list[Any]) -> list[Bounded]:
 
 def _filler(op: CAReduce, value: Bounded) -> Any:
     """Return what changes no result of a reduction in the place of what does not count."""
-    kind, name = np.dtype(value.dtype).kind, type(op.scalar_op).__name__
-    if name.endswith(("Maximum", "Minimum")) and kind != "c":
-        ends = np.iinfo(value.dtype) if kind in "iu" else None
-        least = False if kind == "b" else -np.inf if ends is None else ends.min
-        most = True if kind == "b" else np.inf if ends is None else ends.max
-        return least if name.endswith("Maximum") else most
-    fillers = {"Add": 0, "OR": 0, "XOR": 0, "Mul": 1, "AND": True if kind == "b" else -1}
-    return fillers[name] if name in fillers else value.__jax_array__()
+    filler: Any = getattr(op.scalar_op, "identity", None)
+    kind = np.dtype(value.dtype).kind
+    if filler is None or (kind == "c" and np.isinf(filler)):
+        value.__jax_array__()
+    if kind in "iu" and np.isinf(filler):
+        return getattr(np.iinfo(value.dtype), "min" if filler < 0 else "max")
+    return filler if kind != "b" else filler not in (0, -np.inf)
 
 
 # Slices and rows
