@@ -154,7 +154,7 @@ class LoopWriter:
         Returns the names of its results.
         """
         if library() is not None:
-            gather(fgraph, with_numbers=True)
+            gather(fgraph)
         names = dict(zip(fgraph.inputs, given, strict=True))
 
         def name(variable: Variable) -> str:
