@@ -12,9 +12,6 @@
 #include <map>
 #include <mutex>
 #include <string>
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 #include "xla.h"
 
 /* Loops by their keys. Entries are added by Python, and stay. */
@@ -62,17 +59,6 @@ static int ask(void *frame) {
   return PyThread_get_thread_ident() == main_thread ? scanlib_ask(frame) : 0;
 }
 
-/* A result as large as that is fresh memory: pages of 2 MB are quicker to get than many of 4 KB. */
-static void ask_for_large_pages(const scanlib_array &kind, const XLA_FFI_Buffer *buffer) {
-#ifdef __linux__
-  int64_t bytes = kind.itemsize;
-  for (int64_t i = 0; i < buffer->rank; i++) bytes *= buffer->dims[i];
-  if (bytes < (1 << 22)) return;
-  const uintptr_t first = ((uintptr_t)buffer->data + 4095) & ~(uintptr_t)4095;
-  madvise((void *)first, bytes - 4096, MADV_HUGEPAGE);
-#endif
-}
-
 static const XLA_FFI_Buffer *result(XLA_FFI_CallFrame *frame, int64_t k) {
   return (const XLA_FFI_Buffer *)frame->rets.rets[k];
 }
@@ -110,10 +96,14 @@ extern "C" XLA_FFI_Error *scanlib_program_handler(XLA_FFI_CallFrame *frame) {
     const XLA_FFI_Buffer *buffer = result(frame, k);
     int64_t *dims = call.dims(k);
     if (kind.grows) dims[0] = call.table[program->steps] + kind.extra;
+    int64_t bytes = kind.itemsize;
     bool same = buffer->rank == kind.ndim;
-    for (int64_t i = 0; same && i < kind.ndim; i++) same = buffer->dims[i] == dims[i];
+    for (int64_t i = 0; same && i < kind.ndim; i++) {
+      same = buffer->dims[i] == dims[i];
+      bytes *= dims[i];
+    }
     if (!same) return failed(frame, "ValueError: a result of a scan has an unexpected shape");
-    ask_for_large_pages(kind, buffer);
+    scanlib_ask_for_large_pages(buffer->data, bytes);
     call.use(k, buffer->data);
   }
   if (!call.start()) return failed(frame, "MemoryError: the workspace of a loop");

@@ -21,7 +21,7 @@ from jax import lax
 from pytensor.graph.basic import Apply
 from pytensor.tensor.type import TensorType
 
-from scanlib.backends.cuda.launch import Geometry, KernelLoop, Kernels
+from scanlib.backends.cuda.launch import KernelLoop, Kernels
 from scanlib.backends.cuda.linear import LinearLoop, kernels_of
 from scanlib.backends.cuda.nvidia import (
     LIBRARY,
@@ -105,9 +105,7 @@ def keep(kernels: Kernels) -> str:
     return name
 
 
-def sizes_of(
-    kernels: KernelLoop | LinearLoop, arrays: Sequence[Any], places: np.ndarray, steps: int | None
-) -> Any:
+def sizes_of(kernels: Any, arrays: Sequence[Any], places: np.ndarray, steps: int | None) -> Any:
     """Return the sizes of a loop; None if its arguments do not fit: `lax.scan` says what is wrong.
 
     `arrays` are without the number of steps, which is `steps` where it is an argument; `places` has
@@ -122,10 +120,8 @@ def sizes_of(
         sizes = kernels.sizes(shapes, steps)
     except (NoCCodeError, ValueError, IndexError):
         return None
-    if isinstance(sizes, Geometry):
-        return sizes
-    assert isinstance(kernels, LinearLoop)
-    return sizes if _are_ready(kernels.kernels(sizes)) else None
+    is_linear = isinstance(kernels, LinearLoop)
+    return sizes if not is_linear or _are_ready(kernels.kernels(sizes)) else None
 
 
 def call_kernels(kernels: Any, sizes: Any, places: np.ndarray, *arrays: Any) -> list[Any]:
