@@ -21,7 +21,7 @@ from scanlib.backends.cuda.nvidia import (
     NoCompilerError,
     find_driver,
 )
-from scanlib.backends.torch.operator import Run, torch_dtype
+from scanlib.backends.torch.operator import torch_dtype
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.execution import LoopOp
 
@@ -57,7 +57,7 @@ class CudaRunner:
     def __init__(self, op: LoopOp) -> None:
         self.op = op
         self.first = int(op.has_n_steps)  # of the arguments that are arrays
-        self.works = True
+        self.works = bool(config.scanlib__cuda) and config.scanlib__perform == "auto"
 
     @cached_property
     def loop(self) -> KernelLoop | LinearLoop | None:
@@ -127,16 +127,3 @@ def run_call(
 
 def _converted(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     return tensor.to(torch_dtype(dtype))
-
-
-def with_kernels(op: LoopOp, portable: Run) -> Run:
-    """Return the function of tensors on a device: kernels on CUDA tensors, else `portable`."""
-    if not config.scanlib__cuda or config.scanlib__perform != "auto":
-        return portable
-    kernels = CudaRunner(op)
-
-    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        results = kernels(inputs)
-        return portable(inputs) if results is None else results
-
-    return run

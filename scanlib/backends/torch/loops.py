@@ -16,7 +16,7 @@ from pytensor.printing import debugprint
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.torch import host
-from scanlib.backends.torch.cuda import with_kernels
+from scanlib.backends.torch.cuda import CudaRunner
 from scanlib.backends.torch.operator import Run, device_of, torch_dtype
 from scanlib.backends.torch.static_sizes import shapes_of_loop
 from scanlib.lengths.numbers import constant_integer
@@ -76,13 +76,15 @@ def is_on_cpu(tensors: Sequence[torch.Tensor]) -> bool:
 def on_any_device(op: Any, node: Apply, portable: Run) -> Run:
     """Return the function that runs a kernel where there is one, and `portable` elsewhere."""
     on_cpu = None if config.scanlib__perform == "python" else host.compiled(op, node)
-    on_device = with_kernels(op, portable)
+    on_cuda = CudaRunner(op)
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if on_cpu is not None and is_on_cpu(inputs):
             return on_cpu(inputs)
         device = device_of(inputs)
-        return on_device([tensor.to(device) for tensor in inputs])
+        tensors = [tensor.to(device) for tensor in inputs]
+        results = on_cuda(tensors)
+        return portable(tensors) if results is None else results
 
     return run
 
