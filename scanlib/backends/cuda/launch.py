@@ -82,11 +82,8 @@ class Kernels:
         works: list[Shape],
         jobs: Sequence[tuple[str, int, int]],
     ) -> Call:
-        """Return a call.
-
-        Counts; the strides of the inputs, in bytes, and how many rows of each there are; the shapes
-        of what is written; those of works; names, blocks, threads.
-        """
+        """Return a call: counts, the strides of the inputs in bytes and how many rows of each there
+        are, the shapes of what is written and of works; names, blocks, threads."""
         strides, rows = [own for own, _ in given], [count for _, count in given]
         made = [*self.parameters.outputs, *self.parameters.works]
         items = [np.dtype(array.dtype).itemsize for array in made]
@@ -203,10 +200,7 @@ class KernelLoop:
         return choose(sizes.steps, sizes.channels, processors, composes, own.threads, own.items)
 
     def call(self, sizes: Geometry, strides: Sequence[tuple[int, ...]], processors: int) -> Call:
-        """Return how the kernels are called on a device with so many multiprocessors.
-
-        `strides` are those of the arguments, in bytes.
-        """
+        """Return how the kernels are called: strides in bytes, multiprocessors of the device."""
         writer, plan = self.writer, self.schedule(sizes, processors)
         values = {
             "steps": sizes.steps,

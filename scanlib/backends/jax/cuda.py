@@ -107,10 +107,7 @@ def keep(kernels: Kernels) -> str:
 
 def sizes_of(kernels: Any, arrays: Sequence[Any], places: np.ndarray, steps: int | None) -> Any:
     """Return the sizes of a loop; None if its arguments do not fit: `lax.scan` says what is wrong.
-
-    `arrays` are without the number of steps, which is `steps` where it is an argument; `places` has
-    for each sequence the first row that is read and the number of rows.
-    """
+    `arrays` and `places` are as for `kernels.shapes_of_results`; `steps` is None if no argument."""
     if steps is not None and steps < 0:
         return None
     shapes = [tuple(array.shape) for array in arrays]
@@ -125,11 +122,7 @@ def sizes_of(kernels: Any, arrays: Sequence[Any], places: np.ndarray, steps: int
 
 
 def call_kernels(kernels: Any, sizes: Any, places: np.ndarray, *arrays: Any) -> list[Any]:
-    """Return the results of a loop of these sizes, computed by its kernels.
-
-    `places` has for each of the first arguments the first row that is read and the number of rows.
-    The arrays are without the number of steps, in the dtypes of the loop.
-    """
+    """Return what kernels compute of arrays in the dtypes of the loop; see `sizes_of`."""
     strides = [contiguous(tuple(x.shape), x.dtype.itemsize) for x in arrays]
     call = kernels.call(sizes, strides, processors())
     made = [

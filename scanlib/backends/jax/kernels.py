@@ -156,11 +156,8 @@ def call_target(
     steps: int,
     places: np.ndarray,
 ) -> list[Any]:
-    """Return the results of a compiled loop, and how many steps it took if it may stop.
-
-    The arrays are without the number of steps; `shapes` are those of the results, `places` as for
-    `shapes_of_results`.
-    """
+    """Return the results of a compiled loop, of such `shapes`, and how many steps it took if it may
+    stop; for `arrays` and `places` see `shapes_of_results`."""
     made = list(map(jax.ShapeDtypeStruct, shapes, [out.type.dtype for out in node.outputs]))
     if node.op.steps_of(node).may_stop:
         made.append(STEPS_TAKEN)

@@ -76,10 +76,8 @@ def count_steps(n_steps: Any, sequences: Sequence[Any], title: str) -> StepCount
 
 
 class JAXLoop:
-    """Runs one `Scan` on JAX values; `node` has the loop's inputs.
-
-    Products in a step have a `precision` (`jax.default_matmul_precision`), the user's without it.
-    """
+    """Runs one `Scan` on JAX values; `node` has its inputs, `precision` is that of products in a
+    step (`jax.default_matmul_precision`), the user's without it."""
 
     def __init__(self, op: Scan, node: Apply, precision: str | None = None) -> None:
         self.op, self.node, self.precision = op, node, precision
@@ -259,10 +257,7 @@ class JAXLoop:
 
     def as_stopped(self, steps: int, found: list[Any], taken: Any) -> list[Any]:
         """Return what has been written for a loop of at most so many steps, of which fewer were
-        taken, perhaps.
-
-        The rows that a reverse loop skipped come first.
-        """
+        taken, perhaps; the rows that a reverse loop skipped come first."""
         taken = jnp.asarray(taken)
         results = self.cut(found, taken)
         for i, value in enumerate(results):

@@ -146,10 +146,8 @@ class Factors:
 
 
 def partitioned(call: Function, factors: Factors | None) -> Function:
-    """Return a call, from arrays to a list of arrays, that says along which axes it may be cut.
-
-    It is traced for the whole arrays, and for parts. Without factors it must have everything whole.
-    """
+    """Return a call, which is traced for whole arrays and for parts, that says along which axes it
+    may be cut: none without factors."""
     if factors is None or not any(map(any, factors.inputs)):
         return call
     return lambda *inputs: _partitioned(call, factors, inputs)
@@ -190,10 +188,8 @@ def _partitioned(call: Function, factors: Factors, inputs: Sequence[Any]) -> lis
 
 
 def explicitly(function: Function, factors: Factors | None, inputs: Sequence[Any]) -> Function:
-    """Return a function that leaves to XLA how it is cut, where axes of the mesh are explicit.
-
-    The results are cut as the inputs are.
-    """
+    """Return a function whose results are cut as its inputs are, where axes of the mesh are
+    explicit: how it is cut itself is left to XLA."""
     types = [jax.typeof(value) for value in inputs]
     mesh = next((t.sharding.mesh for t in types if _explicit(t)), None)
     if factors is None or mesh is None:
@@ -214,10 +210,8 @@ def _explicit(kind: Any) -> bool:
 
 
 def part_of(node: Apply, factors: Factors) -> Apply | None:
-    """Return a loop that takes arrays of any sizes along the axes that are cut.
-
-    The node itself if its types do not tell these sizes, None where there is no such loop.
-    """
+    """Return a loop for any sizes along the axes that are cut: the node if its types do not tell
+    them, None where there is no such loop."""
     if node not in _parts:
         _parts[node] = _new_part(node, factors)
     found = _parts[node]

@@ -70,11 +70,8 @@ def prepare(fgraph: FunctionGraph) -> None:
 
 
 def _keep_masks_of_rows(fgraph: FunctionGraph) -> None:
-    """Have numbers that are written to rows which a mask selects be vectors of one item.
-
-    A rewrite of PyTensor's makes a choice of such a write by a number, ``where(mask, y, A)``, where
-    ``mask[:, None]`` were right. It leaves vectors.
-    """
+    """Have numbers that are written to rows which a mask selects be vectors of one item: PyTensor
+    makes ``where(mask, y, A)`` of numbers, where ``mask[:, None]`` were right."""
     for node in fgraph.toposort():
         if isinstance(node.op, INDEX_WRITES[1:]) and len(node.inputs) == 3:
             array, value, mask = node.inputs
@@ -98,10 +95,8 @@ def _mark(fgraph: FunctionGraph, number: Variable, readers: Sequence[tuple[Apply
 
 
 def needs_value(fgraph: FunctionGraph, variable: Variable, otherwise: bool = False) -> bool:
-    """Whether JAX must know the value of an integer input when it compiles a graph.
-
-    The answer is `otherwise` where an Op reads it of which nothing is known here.
-    """
+    """Whether JAX must know the value of an integer input when it compiles a graph; `otherwise`
+    where an Op reads it of which nothing is known here."""
     pending, visited = [variable], set()
     while pending:
         value = pending.pop()

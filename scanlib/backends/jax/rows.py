@@ -268,11 +268,8 @@ def _changed(node: Apply, at: Any, values: Any) -> Any:
 
 
 def _updated(node: Apply, target: Any, rows: Any, where: slice) -> Any:
-    """Return an array with rows added to, or written into, a slice of known bounds.
-
-    Not a scatter, as ``target.at[where].add(rows)`` is: slower, and XLA's compiler for CPUs dies of
-    reversed ones.
-    """
+    """Return an array with a slice of known bounds written or added to, without a scatter, which is
+    slower, and of whose reversed ones XLA's compiler for CPUs dies."""
     bounds = [None if b is None else static_int(b) for b in (where.start, where.stop)]
     start, stop, _ = slice(*bounds).indices(len(target))
     old = target[start : max(start, stop)]
@@ -282,11 +279,8 @@ def _updated(node: Apply, target: Any, rows: Any, where: slice) -> Any:
 
 
 def _items(node: Apply, plain: Plain, inputs: Inputs) -> Any:
-    """Read or write items at arrays of places, or those that a mask selects.
-
-    How many a mask selects is not known: what is read are the rows that it does, as `Bounded`, and
-    what is written must be the same for all.
-    """
+    """Read or write items at arrays of places, or those that a mask selects: how many is not known,
+    so that rows are read as `Bounded`, and one value is written for all."""
     refuse(inputs)
     target, *parts = map(number_of, inputs)
     values: Any = parts.pop(0) if isinstance(node.op, INDEX_WRITES) else None

@@ -133,10 +133,8 @@ def runner_of(op: LoopOp, node: Apply) -> Runner:
 
 
 def kernels_or_numba(op: LoopOp, node: Apply) -> Runner:
-    """Return what runs a loop: its kernels, else steps, or what numba compiles where that pays.
-
-    `NotCompilableError` if numba cannot compile what would pay.
-    """
+    """Return what runs a loop: its kernels, else steps, or what numba compiles where that pays; it
+    may be unable to (`NotCompilableError`)."""
     program = program_of(op, node)
     if program is not None:
         return runner(program)

@@ -73,10 +73,8 @@ def function_for(kind: type) -> Callable[[Function], None]:
 
 
 def in_dtypes(function: Function, node: Apply, first: int = 0) -> Function:
-    """Return a function that computes in NumPy's dtype and returns the dtypes of the node.
-
-    Inputs from the `first` one on are converted. `NotImplementedError` if torch has no such dtype.
-    """
+    """Return a function that computes in NumPy's dtype, from the `first` input on, and returns
+    those of the node. `NotImplementedError` if torch has no such dtype."""
     dtypes = [variable.type.dtype for variable in (*node.inputs[first:], *node.outputs)]
     common = torch_dtype(str(np.result_type(*dtypes)))
     wanted = [torch_dtype(out.type.dtype) for out in node.outputs]
@@ -124,10 +122,8 @@ VMAPPED = (*INDEX_READS[1:], *INDEX_WRITES[1:], BatchedDot, CumOp, Dot, LogSoftm
 
 
 def funcify_blockwise(op: Blockwise, node: Apply, **kwargs: Any) -> Function:
-    """Return the function of a batch, on the CPU if `torch.vmap` may not be able to run the items.
-
-    It raises an error where sizes or places are read from a tensor: those of parts, say.
-    """
+    """Return the function of a batch, on the CPU if `torch.vmap` may not be able to run the items:
+    where sizes or places are read from a tensor, say."""
     core, dtypes = op.core_op, {getattr(inp.type, "dtype", None) for inp in node.inputs}
     known = isinstance(core, VMAPPED) or is_linear_algebra(core)
     if pytorch_funcify.dispatch(type(core)) is on_host or not known or dtypes & {"bool", *UNSIGNED}:

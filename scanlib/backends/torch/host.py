@@ -88,10 +88,8 @@ def performed(node: Apply) -> Callable[[Sequence[Any]], list[Any]]:
 
 
 def beside_tensors(node: Apply) -> Callable[..., Any]:
-    """Return the function of a node that has inputs or results which are no arrays.
-
-    Torch knows no operators of those, so that it runs between two graphs.
-    """
+    """Return the function of a node with inputs or results that are no arrays: torch knows no
+    operators of those, so that it runs between two graphs."""
     run = performed(node)
 
     def call(*inputs: Any) -> Any:
@@ -126,10 +124,7 @@ def compiled(op: Any, node: Apply) -> Run:
 def operator_of(
     node: Apply, content: str, identity: Any, run: Run, shapes: Shapes | None
 ) -> Callable[..., Any]:
-    """Return the function that PyTensor's linker calls for a node over arrays.
-
-    See `scanlib.backends.torch.operator.add_entry`.
-    """
+    """Return what PyTensor's linker calls for a node over arrays; see `operator.add_entry`."""
     given, dtypes = (
         [torch_dtype(variable.type.dtype) for variable in variables]
         for variables in (node.inputs, node.outputs)
@@ -139,11 +134,8 @@ def operator_of(
 
 
 def on_host(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the function that runs a node as PyTensor's other linkers do.
-
-    `NotImplementedError` if it has inputs or results that have no counterpart beside tensors,
-    sparse matrices say.
-    """
+    """Return the function that runs a node as PyTensor's other linkers do; `NotImplementedError` if
+    an input or a result has no counterpart beside tensors, a sparse matrix say."""
     variables = [*node.inputs, *node.outputs]
     if all(map(is_dense, variables)) and node.inputs:
         elementwise = isinstance(op, Elemwise)

@@ -140,10 +140,8 @@ def refuse_gradient() -> None:
 
 
 def check_not_differentiated(tensors: Sequence[torch.Tensor]) -> None:
-    """Refuse what torch differentiates forwards, or by `torch.func`.
-
-    Forwards, it would take all derivatives of an operator that it does not know as zero.
-    """
+    """Refuse what torch differentiates by `torch.func`, or forwards, where it takes the derivatives
+    of operators that it does not know as zero."""
     for tensor in tensors:
         by_function = tensor.requires_grad and differentiated_by_function(tensor)
         if by_function or forward_ad.unpack_dual(tensor).tangent is not None:
