@@ -107,7 +107,9 @@ def keep(kernels: Kernels) -> str:
 
 def sizes_of(kernels: Any, arrays: Sequence[Any], places: np.ndarray, steps: int | None) -> Any:
     """Return the sizes of a loop; None if its arguments do not fit: `lax.scan` says what is wrong.
-    `arrays` and `places` are as for `kernels.shapes_of_results`; `steps` is None if no argument."""
+
+    `arrays` and `places` are as for `kernels.shapes_of_results`; `steps` is None if no argument.
+    """
     if steps is not None and steps < 0:
         return None
     shapes = [tuple(array.shape) for array in arrays]
