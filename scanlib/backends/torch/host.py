@@ -24,14 +24,7 @@ from pytensor.tensor.random.type import RandomType
 from scanlib.backends.handler import functions
 from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.thunks import runner
-from scanlib.backends.torch.operator import (
-    Run,
-    Shapes,
-    add_entry,
-    caller,
-    device_of,
-    torch_dtype,
-)
+from scanlib.backends.torch.operator import Run, Shapes, device_of, operator_of, torch_dtype
 from scanlib.ops.graph import is_dense, is_numeric
 
 refuse = pytorch_funcify.dispatch(object)
@@ -119,18 +112,6 @@ def compiled(op: Any, node: Apply) -> Run:
         return [torch.from_numpy(result) for result in run_program(*values)]
 
     return run
-
-
-def operator_of(
-    node: Apply, content: str, identity: Any, run: Run, shapes: Shapes | None
-) -> Callable[..., Any]:
-    """Return what PyTensor's linker calls for a node over arrays; see `operator.add_entry`."""
-    given, dtypes = (
-        [torch_dtype(variable.type.dtype) for variable in variables]
-        for variables in (node.inputs, node.outputs)
-    )
-    entry = add_entry(content, identity, run=run, shapes=shapes, dtypes=dtypes, given=given)
-    return caller(entry, len(node.outputs) == 1)
 
 
 def on_host(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:

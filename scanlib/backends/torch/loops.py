@@ -17,7 +17,7 @@ from pytensor.printing import debugprint
 from scanlib._compat import thaw_graph
 from scanlib.backends.torch import host
 from scanlib.backends.torch.cuda import CudaRunner
-from scanlib.backends.torch.operator import Run, device_of, torch_dtype
+from scanlib.backends.torch.operator import Run, device_of, operator_of, torch_dtype
 from scanlib.backends.torch.static_sizes import shapes_of_loop
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.execution import LoopOp
@@ -117,4 +117,4 @@ def funcify_loop(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     types = [variable.type for variable in variables]
     run = on_any_device(op, node, lambda inputs: list(loop(*inputs)))
     identity = op, types, numbers, flags
-    return host.operator_of(node, _content(op, node), identity, run, shapes_of_loop(op, node))
+    return operator_of(node, _content(op, node), identity, run, shapes_of_loop(op, node))
