@@ -135,11 +135,6 @@ class KernelLoop:
             self._units[name] = Kernels(source, list(KERNELS[name]), self.parameters)
         return self._units[name]
 
-    @property
-    def source(self) -> str:
-        """The unit that every loop has, with all of its operations."""
-        return self.unit("serial").source
-
     # Sizes
 
     def sizes(self, shapes: Sequence[Shape], n_steps: int | None = None) -> Geometry:

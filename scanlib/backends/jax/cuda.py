@@ -44,10 +44,12 @@ def kernels_for(op: LoopOp, node: Apply) -> KernelLoop | LinearLoop | None:
     """Return the kernels of a loop, None if it has none or they are not wanted."""
     are_arrays = all(isinstance(variable.type, TensorType) for variable in arrays_of(node))
     kernels = kernels_of(op) if are_arrays else None
-    return kernels if isinstance(kernels, LinearLoop) or (kernels and _are_ready(kernels)) else None
+    # Every elementwise loop has this unit, with all of its operations.
+    is_out = isinstance(kernels, KernelLoop) and not _are_ready(kernels.unit("serial"))
+    return None if is_out else kernels
 
 
-def _are_ready(kernels: KernelLoop | Kernels) -> bool:
+def _are_ready(kernels: Kernels) -> bool:
     """Whether kernels, and the handler that calls them, compile for the devices; yes if there are
     none."""
     if not cuda_devices():  # a program for a device that is not here can be lowered all the same
@@ -72,7 +74,7 @@ def cuda_devices() -> tuple[Any, ...]:
         return ()
 
 
-def _compiled(kernels: KernelLoop | Kernels) -> list[bytes]:
+def _compiled(kernels: Kernels) -> list[bytes]:
     """Return the code of kernels for each architecture of the devices."""
     capabilities = {str(one.compute_capability).replace(".", "") for one in cuda_devices()}
     return [compile_kernels(kernels.source, f"sm_{one}") for one in sorted(capabilities)]
