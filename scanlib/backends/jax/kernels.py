@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -34,7 +34,15 @@ TARGET = "scanlib_program"  # the handler of all programs, for XLA
 KINDS = "biufc"  # of dtypes that handlers know
 STEPS_TAKEN = jax.ShapeDtypeStruct((), np.int64)
 
-_programs: WeakKeyDictionary[Apply, LoopProgram | None] = WeakKeyDictionary()
+_made: WeakKeyDictionary[Apply, dict[Any, Any]] = WeakKeyDictionary()
+
+
+def once(node: Apply, key: Any, make: Callable[[], Any]) -> Any:
+    """Return what is made for a node, once for each key."""
+    made = _made.setdefault(node, {})
+    if key not in made:
+        made[key] = make()
+    return made[key]
 
 
 def is_compiled(op: LoopOp, node: Apply) -> bool:
@@ -44,9 +52,7 @@ def is_compiled(op: LoopOp, node: Apply) -> bool:
 
 def _program(op: LoopOp, node: Apply) -> LoopProgram | None:
     """Return the program that XLA calls for a loop, None if nothing."""
-    if node not in _programs:
-        _programs[node] = _new_program(op, node)
-    return _programs[node]
+    return once(node, "program", partial(_new_program, op, node))
 
 
 def _new_program(op: LoopOp, node: Apply) -> LoopProgram | None:

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import clone_replace
 
 from scanlib._compat import freeze_graph, thaw_graph
+from scanlib.backends.jax.kernels import once
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.kept_axes import AxisClasses, axes_kept
@@ -42,9 +43,6 @@ from scanlib.ops.scan import Scan
 
 Axes = tuple[str | None, ...]
 Function = Callable[..., list[Any]]
-
-# A loop for parts of the arrays; None where it is the same, False where there is none.
-_parts: WeakKeyDictionary[Apply, Any] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -212,13 +210,12 @@ def _explicit(kind: Any) -> bool:
 def part_of(node: Apply, factors: Factors) -> Apply | None:
     """Return a loop for any sizes along the axes that are cut: the node if its types do not tell
     them, None where there is no such loop."""
-    if node not in _parts:
-        _parts[node] = _new_part(node, factors)
-    found = _parts[node]
+    found = once(node, "part", partial(_new_part, node, factors))
     return node if found is None else found or None
 
 
 def _new_part(node: Apply, factors: Factors) -> Apply | bool | None:
+    """Return such a loop, None where it is the node, False where there is none."""
     steps = node.inputs[: int(node.op.has_n_steps)]
 
     def any_size(variable: Variable, axes: Axes) -> Variable:
