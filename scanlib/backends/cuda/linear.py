@@ -218,8 +218,7 @@ class LinearKernels(Kernels):
         each = self.threads // self.group
         jobs = [(name, -(-count // each), self.threads) for name, count in counts.items()]
         rows = [1 if own.name == "x" else sizes.steps for own in self.parameters.inputs]
-        given = list(zip(strides, rows, strict=True))
-        return self.prepared(values, given, sizes.outputs, works, jobs)
+        return self.prepared(values, strides, rows, sizes.outputs, works, jobs)
 
 
 _kernels = lru_cache(maxsize=256)(LinearKernels)  # written once for each size

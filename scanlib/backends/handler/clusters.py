@@ -74,7 +74,7 @@ class Plan:
             try:
                 return list(self._backwards())[::-1]
             except _RefusedError as error:
-                self.refused |= error.nodes
+                self.refused |= error.args[0]
 
     def _backwards(self) -> Iterator[Cluster | Apply]:
         """Yield clusters and single nodes, the last one first.
@@ -222,11 +222,7 @@ class Plan:
 
 
 class _RefusedError(Exception):
-    """Nodes turned out to have no kernel."""
-
-    def __init__(self, nodes: set[Apply]) -> None:
-        super().__init__()
-        self.nodes = nodes
+    """Nodes, a set of them, turned out to have no kernel."""
 
 
 class GatherAroundLoops(LoopRewrite):

@@ -37,7 +37,7 @@ from scanlib.backends.jax.partitioned import varying
 from scanlib.ops.errors import StepShapeError
 from scanlib.ops.messages import Messages, loop_title
 from scanlib.ops.scan import Scan
-from scanlib.ops.signature import BodyOutputs, OuterInputs
+from scanlib.ops.signature import OuterInputs
 
 
 def single(results: list[Any]) -> Any:
@@ -147,42 +147,30 @@ class JAXLoop:
 
     # One step
 
-    def step(
-        self, rows: list[Any], windows: Any, carries: Any, non_sequences: list[Any]
-    ) -> BodyOutputs:
-        """Return what one step computes, in the dtypes of the body."""
+    def advance(self, outer: OuterInputs, state: Any, rows: list[Any]) -> Any:
+        """Take one step, in the dtypes of the body: return windows and carries, the rows that are
+        kept over time, and stop."""
+        (windows, carries), signature = state, self.signature
         taps = [
             window[-offset - 1]
-            for window, offsets in zip(windows, self.signature.taps, strict=True)
+            for window, offsets in zip(windows, signature.taps, strict=True)
             for offset in offsets
         ]
         wanted = self.precision
         with jax.default_matmul_precision(wanted) if wanted else nullcontext():
-            values = self.function(*rows, *taps, *carries, *non_sequences)
-        found = self.signature.split_body_outputs(values)
-        states = [
-            array_of(value, taps[0])
-            for value, taps in zip(found.states, self.inner.taps, strict=True)
-        ]
+            values = self.function(*rows, *taps, *carries, *outer.non_sequences)
+        found = signature.split_body_outputs(values)
+        firsts = (taps[0] for taps in self.inner.taps)
+        states = list(map(array_of, found.states, firsts))
         for i, (value, window) in enumerate(zip(states, windows, strict=True)):
             for axis, (size, wanted) in enumerate(zip(value.shape, window[0].shape, strict=True)):
                 if size != wanted:
                     raise StepShapeError(self.messages.state_shape(i, axis), 0, wanted, size)
-        return BodyOutputs(
-            states,
-            list(map(array_of, found.carries, self.inner.carries)),
-            list(map(array_of, found.outputs, self.result.outputs)),
-            None if found.stop is None else jnp.asarray(found.stop).reshape(()) != 0,
-        )
-
-    def advance(self, outer: OuterInputs, state: Any, rows: list[Any]) -> Any:
-        """Take one step: return windows and carries, the rows that are kept over time, and stop."""
-        windows, carries = state
-        values = self.step(rows, windows, carries, outer.non_sequences)
-        pairs = zip(values.states, self.signature.untraced, strict=True)
-        kept = [value for value, untraced in pairs if not untraced]
-        moved = [[v, *w[:-1]] for v, w in zip(values.states, windows, strict=True)]
-        return (moved, values.carries), [*kept, *values.outputs], values.stop
+        moved = [[v, *w[:-1]] for v, w in zip(states, windows, strict=True)]
+        kept = [v for v, untraced in zip(states, signature.untraced, strict=True) if not untraced]
+        kept += map(array_of, found.outputs, self.result.outputs)
+        stop = None if found.stop is None else jnp.asarray(found.stop).reshape(()) != 0
+        return (moved, list(map(array_of, found.carries, self.inner.carries))), kept, stop
 
     # All steps
 

@@ -135,12 +135,8 @@ def _reads_size(client: Apply, position: int) -> bool | None:
 
 def _is_bound(client: Apply, position: int) -> bool:
     """Whether an input is a bound of a slice, and not the index of a row or an array."""
-    lead = 2 if isinstance(client.op, IncSubtensor) else 1
     value = client.inputs[position]
-    if position < lead:
-        return False
-    indices = indices_of(client)
-    slices = [index for index in indices if isinstance(index, slice)]
+    slices = [index for index in indices_of(client) if isinstance(index, slice)]
     return any(value is part for s in slices for part in (s.start, s.stop, s.step))
 
 
