@@ -36,7 +36,7 @@ from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.execution import LoopOp
 
 TARGET = "scanlib_cuda_loop"
-cuda_handler = partial(load_handler, "cuda", "-ldl")
+cuda_handler: Any = partial(load_handler, "cuda", "-ldl")
 PROCESSORS = 132  # of a device that is not there when JAX compiles for it
 
 
@@ -90,7 +90,6 @@ def register(driver: str, platform: str, target: str = TARGET) -> None:
     """Make the handler known to XLA; `driver` is the driver's library, `target` the name of the
     custom call."""
     library = cuda_handler()
-    assert library is not None
     library.scanlib_connect(driver.encode(), int(platform != "CUDA"))
     handler = jax.ffi.pycapsule(library.scanlib_handler)
     jax.ffi.register_ffi_target(target, handler, platform=platform)
@@ -99,11 +98,9 @@ def register(driver: str, platform: str, target: str = TARGET) -> None:
 def keep(kernels: Kernels) -> str:
     """Give the handler the code of kernels for the devices; return the name that finds them."""
     name = sha256(kernels.source.encode()).hexdigest()[:32]
-    library, names = cuda_handler(), " ".join(kernels.names).encode()
-    if library is None:
-        return name
-    for code in _compiled(kernels):
-        library.scanlib_keep(name.encode(), code, ctypes.c_size_t(len(code)), names)
+    for code in _compiled(kernels):  # none where there are no devices
+        names, size = " ".join(kernels.names).encode(), ctypes.c_size_t(len(code))
+        cuda_handler().scanlib_keep(name.encode(), code, size, names)
     return name
 
 
