@@ -71,7 +71,7 @@ def time_here(name: str, subject: str, gradient: bool, linker: str = "numba") ->
         import_module("scanlib.ops.execution").load_backends()
         import_module("scanlib.backends.handler.thunks").library()
         if linker == "jax":
-            import_module("scanlib.backends.jax.handlers").program_handler()
+            import_module("scanlib.backends.jax.kernels").program_handler()
     graph = loop.build(library)
 
     def compiled() -> Callable[..., Any]:

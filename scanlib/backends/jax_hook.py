@@ -43,10 +43,8 @@ class LoadJAX(LoopRewrite):
 
 
 class CombineInTrees(LoopRewrite):
-    """Have rows under associative functions combined in a tree, before anything changes loops.
-
-    Beside them, what is computed at all steps at once (`ops.lowered.found_results`) is a batch.
-    """
+    """Have rows under associative functions combined in a tree, before anything changes loops; what
+    is computed at all steps at once (`ops.lowered.found_results`) becomes a batch."""
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         nodes = fgraph.toposort()

@@ -74,11 +74,8 @@ class Composed:
 
 
 def composed_recurrences(op: ElemwiseScan) -> list[Composed] | None:
-    """Return the recurrences of a loop, None if a kernel cannot compose its steps.
-
-    It can where every recurrent part is of one of the families above, one step deep, and what
-    selects its function depends on no recurrent part.
-    """
+    """Return the recurrences of a loop; None if a kernel cannot compose its steps: one is of no
+    family above or deeper than one step, or its function depends on a recurrent part."""
     signature = op.signature
     parts = {part for recurrence in op.recurrences for part in recurrence.parts}
     carried = {i for i, is_sum in enumerate(op.layout.sums) if not is_sum}

@@ -77,17 +77,15 @@ class Kernels:
     def prepared(
         self,
         values: dict[str, int],
-        given: Sequence[tuple[tuple[int, ...], int]],
+        strides: Sequence[tuple[int, ...]],
+        rows: Sequence[int],
         shapes: list[Shape],
         works: list[Shape],
         jobs: Sequence[tuple[str, int, int]],
     ) -> Call:
-        """Return a call.
-
-        Counts; the strides of the inputs, in bytes, and how many rows of each there are; the shapes
-        of what is written; those of works; names, blocks, threads.
-        """
-        strides, rows = [own for own, _ in given], [count for _, count in given]
+        """Return a call: counts, the strides of the inputs in bytes and how many rows of each there
+        are, the shapes of what is written and of works; names, blocks, threads."""
+        strides, rows = [*strides], [*rows]
         made = [*self.parameters.outputs, *self.parameters.works]
         items = [np.dtype(array.dtype).itemsize for array in made]
         for shape, item in zip([*shapes, *works], items, strict=True):
@@ -137,11 +135,6 @@ class KernelLoop:
             source = self.writer.write(name)
             self._units[name] = Kernels(source, list(KERNELS[name]), self.parameters)
         return self._units[name]
-
-    @property
-    def source(self) -> str:
-        """The unit that every loop has, with all of its operations."""
-        return self.unit("serial").source
 
     # Sizes
 
@@ -203,10 +196,7 @@ class KernelLoop:
         return choose(sizes.steps, sizes.channels, processors, composes, own.threads, own.items)
 
     def call(self, sizes: Geometry, strides: Sequence[tuple[int, ...]], processors: int) -> Call:
-        """Return how the kernels are called on a device with so many multiprocessors.
-
-        `strides` are those of the arguments, in bytes.
-        """
+        """Return how the kernels are called: strides in bytes, multiprocessors of the device."""
         writer, plan = self.writer, self.schedule(sizes, processors)
         values = {
             "steps": sizes.steps,
@@ -231,7 +221,7 @@ class KernelLoop:
         jobs = list(self._jobs(sizes, plan, strides)) if sizes.channels else []
         depths = dict(zip(writer.plan.outer.initials, writer.signature.depths, strict=True))
         counts = [depths.get(array.name, sizes.steps) for array in self.parameters.inputs]
-        return unit.prepared(values, list(zip(strides, counts, strict=True)), shapes, works, jobs)
+        return unit.prepared(values, strides, counts, shapes, works, jobs)
 
     def _jobs(
         self, sizes: Geometry, plan: Schedule, strides: Sequence[tuple[int, ...]]

@@ -81,12 +81,8 @@ class LinearGeometry:
 
 
 class LinearKernels(Kernels):
-    """The kernels of a matrix recurrence whose matrix has `size` rows; `NoCCodeError` if it has
-    none.
-
-    `group` threads walk one vector; from `columns` vectors on, a chunk is walked to know what it
-    does.
-    """
+    """The kernels for matrices of `size` rows, if there are any. `group` threads walk one vector;
+    from `columns` vectors on, a chunk is walked to know what it does."""
 
     def __init__(self, op: LinearScan, size: int) -> None:
         check_linear(op.dtype, size)
@@ -110,10 +106,7 @@ class LinearKernels(Kernels):
         return 1 << (self.size - 1).bit_length()
 
     def ahead(self, steps: bool, offset: bool) -> int:
-        """Return how many steps are read before they are needed.
-
-        Each may have a matrix, and an offset.
-        """
+        """Return how many steps, with a matrix or an offset, are read before they are needed."""
         matrix, row = self.size**2, self.size
         if self.group != 1:
             matrix, row = self.size, 1  # one row, and one item
@@ -204,10 +197,7 @@ class LinearKernels(Kernels):
     def call(
         self, sizes: LinearGeometry, strides: Sequence[tuple[int, ...]], processors: int
     ) -> Call:
-        """Return how the kernels are called on a device with so many multiprocessors.
-
-        `strides` are those of the arguments, in bytes.
-        """
+        """Return how the kernels are called; see `KernelLoop.call`."""
         plan = choose_linear(sizes.steps, sizes.vectors, processors, self.group, self.columns)
         values = {
             "steps": sizes.steps,
@@ -228,8 +218,7 @@ class LinearKernels(Kernels):
         each = self.threads // self.group
         jobs = [(name, -(-count // each), self.threads) for name, count in counts.items()]
         rows = [1 if own.name == "x" else sizes.steps for own in self.parameters.inputs]
-        given = list(zip(strides, rows, strict=True))
-        return self.prepared(values, given, sizes.outputs, works, jobs)
+        return self.prepared(values, strides, rows, sizes.outputs, works, jobs)
 
 
 _kernels = lru_cache(maxsize=256)(LinearKernels)  # written once for each size
@@ -259,12 +248,7 @@ class LinearLoop:
         return _kernels(self.op, max(sizes.size, 1))
 
     def sizes(self, shapes: Sequence[Shape], n_steps: int | None = None) -> LinearGeometry:
-        """Return the sizes of a call, and check that its arguments agree.
-
-        `shapes` are those of the arguments without the number of steps, which is `n_steps` where it
-        is one of them. `NoCCodeError` if the recurrence has no kernel, `ValueError` as it does on
-        other devices.
-        """
+        """Return the sizes of a call, whose arguments are checked; see `KernelLoop.sizes`."""
         op, messages = self.op, self.op.messages()
         inputs = [*[n_steps] * op.has_n_steps, *shapes]
         lengths = [shape[0] for shape in op.signature.split_inputs(inputs).sequences]

@@ -116,11 +116,8 @@ def folder() -> Path:
 
 
 def compile_kernels(source: str, architecture: str) -> bytes:
-    """Return the machine code of a translation unit for an architecture, such as ``"sm_90"``.
-
-    It comes from the disk if it was compiled before. `NoCompilerError` if there is no compiler,
-    `KernelCompileError` if it refuses.
-    """
+    """Return the machine code of a translation unit for an architecture, such as ``"sm_90"``, from
+    the disk if it is there; else it may raise `NoCompilerError` or `KernelCompileError`."""
     compiler = find_compiler()
     identity = "\n".join([compiler.version, architecture, *OPTIONS, source])
     name = sha256(identity.encode()).hexdigest()[:32]
@@ -151,10 +148,7 @@ class Driver:
             raise DriverError(f"{name} failed with status {status}: {reason}")
 
     def primary_context(self, device: int) -> int:
-        """Return the context of a device that all libraries share, made if need be.
-
-        A thread that has not yet used the device has no context of its own.
-        """
+        """Return a device's context that all libraries share: a thread may have none yet."""
         if device not in self._primary:
             place, context = ctypes.c_int(), ctypes.c_void_p()
             self.call("cuDeviceGet", ctypes.byref(place), device)

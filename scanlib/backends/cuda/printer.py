@@ -273,10 +273,8 @@ class LoopWriter:
             self.source.line(f"*({kind} *)({place}) = {kind}({source}.{member});")
 
     def read_items(self, variables: list[Variable], names: list[str]) -> list[tuple[int, str]]:
-        """Return which of the inputs have an item of the channel that is read, and their arrays.
-
-        Others are there for their sizes; they may have no item at all.
-        """
+        """Return which inputs have an item of the channel that is read, and their arrays: others
+        are there for their sizes."""
         pairs = enumerate(zip(variables, names, strict=True))
         return [(k, name) for k, (variable, name) in pairs if variable in self.loaded]
 

@@ -83,10 +83,7 @@ class Code:
         return [self.scalars.number(variable) for variable in variables]
 
     def write(self, source: Source, results: list[Number], targets: list[str]) -> None:
-        """End the function, and write its call and what becomes of its results.
-
-        A target is what stands before a result, such as ``s.h =``.
-        """
+        """End the function; write its call, and each result after a target such as ``s.h =``."""
         values = [part for number in results for part in parts(number)]
         self.unit.add(
             Function(self.name, tuple(self.given.values()), self.writer.block, tuple(values))

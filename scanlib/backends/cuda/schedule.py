@@ -86,10 +86,8 @@ def _serial(steps: int, channels: int, processors: int) -> Schedule:
 
 
 def _lanes(channels: int, tiles: int) -> int:
-    """Return how many channels form a tile: as many as still make `tiles` tiles.
-
-    But at least a sector of the memory, if there are as many channels.
-    """
+    """Return how many channels form a tile: as many as still make `tiles` tiles, but at least a
+    sector of the memory, if there are as many channels."""
     lanes = 32
     while lanes > 1 and (lanes >= 2 * channels or (lanes > SECTOR and channels < tiles * lanes)):
         lanes //= 2

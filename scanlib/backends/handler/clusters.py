@@ -68,18 +68,15 @@ class Plan:
     refused: set[Apply] = field(default_factory=set)
     early: dict[Apply, list[Variable]] = field(default_factory=dict)
 
-    def order(self, with_numbers: bool = False) -> list[Cluster | Apply]:
-        """Return clusters and single nodes, each after what it needs.
-
-        Numbers that single nodes read are clusters as well `with_numbers`, as few as there can be.
-        """
+    def order(self) -> list[Cluster | Apply]:
+        """Return clusters and single nodes, each after what it needs."""
         while True:
             try:
-                return list(self._backwards(with_numbers))[::-1]
+                return list(self._backwards())[::-1]
             except _RefusedError as error:
-                self.refused |= error.nodes
+                self.refused |= error.args[0]
 
-    def _backwards(self, with_numbers: bool) -> Iterator[Cluster | Apply]:
+    def _backwards(self) -> Iterator[Cluster | Apply]:
         """Yield clusters and single nodes, the last one first.
 
         Single nodes, numbers and clusters take turns, each of which takes all that nothing else is
@@ -97,8 +94,7 @@ class Plan:
         self.written = self._written(nodes, gathered)
         numbers = {n for n in self.cheap & self.written if isinstance(n.op, Elemwise)}
         alone = {n for n in nodes if n not in gathered and n not in self.cheap}
-        turns = cycle([alone, numbers, gathered] if with_numbers else [alone, gathered])
-        free = self.cheap - numbers if with_numbers else self.cheap
+        turns, free = cycle([alone, numbers, gathered]), self.cheap - numbers
         behind: dict[Apply, set[Apply]] = {node: set() for node in nodes}
         for node in nodes:
             for other in (*(inp.owner for inp in node.inputs), *orderings.get(node, ())):
@@ -226,11 +222,7 @@ class Plan:
 
 
 class _RefusedError(Exception):
-    """Nodes turned out to have no kernel."""
-
-    def __init__(self, nodes: set[Apply]) -> None:
-        super().__init__()
-        self.nodes = nodes
+    """Nodes, a set of them, turned out to have no kernel."""
 
 
 class GatherAroundLoops(LoopRewrite):
@@ -246,10 +238,10 @@ class GatherAroundLoops(LoopRewrite):
         gather(fgraph)
 
 
-def gather(fgraph: FunctionGraph, with_numbers: bool = False) -> None:
-    """Put one node in the place of each cluster of nodes, or of numbers as well."""
+def gather(fgraph: FunctionGraph) -> None:
+    """Put one node in the place of each cluster of nodes."""
     new: dict[Variable, Variable] = {}
-    for cluster in Plan(fgraph).order(with_numbers):
+    for cluster in Plan(fgraph).order():
         if not isinstance(cluster, Cluster):
             continue
         op = KernelGraph(freeze_graph(cluster.body.inputs, cluster.body.outputs), cluster.program)

@@ -1,14 +1,8 @@
 /* Memory of large arrays that begins where a line of the cache does.
  *
  * NumPy's own begins sixteen bytes behind one, so that every vector of sixty-four bytes lies in two.
- * What is large enough asks for pages of two megabytes, as NumPy does.
  */
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
-/* `LARGE` are items. */
-enum { LARGE = 1 << 11, MANY_PAGES = 1 << 22, PAGE = 4096 };
+enum { LARGE = 1 << 11 }; /* items */
 
 struct Header { /* before the first line */
   void *whole;
@@ -23,11 +17,7 @@ static void *line_malloc(void *, size_t size) {
   Header *header = (Header *)start - 1;
   header->whole = whole;
   header->size = size;
-#ifdef MADV_HUGEPAGE
-  if (size >= MANY_PAGES)
-    madvise((void *)(((uintptr_t)start + PAGE - 1) & ~(uintptr_t)(PAGE - 1)), size - PAGE,
-            MADV_HUGEPAGE);
-#endif
+  scanlib_ask_for_large_pages(start, size);
   return start;
 }
 

@@ -22,7 +22,6 @@ from scanlib.kernels.language import FRAME, NUMBERS
 from scanlib.kernels.program import ArrayType, LoopProgram
 from scanlib.kernels.python_driver import ENTRY, program_progress, raise_failure
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.ops.execution import LoopOp
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
@@ -62,37 +61,31 @@ _programs: dict[str, LoopProgram] = {}
 _described: dict[str, tuple[_Program, Any]] = {}
 
 
-def program_of(op: LoopOp) -> LoopProgram | None:
-    """Return the kernels of a loop; None where an operation has none."""
+def program_of(op: Any, node: Any = None) -> LoopProgram | None:
+    """Return the kernels of an Op, which may turn out to be unfit; None where an operation has
+    none. Those of a loop that is no matrix recurrence need no node."""
     try:
-        program = (
-            elementwise_program(op) if isinstance(op, ElemwiseScan) else array_program(op.scan)
-        )
+        if isinstance(op, ElemwiseScan):
+            program = elementwise_program(op)
+        elif isinstance(op, Scan):
+            program = array_program(op)
+        elif isinstance(op, KernelGraph):
+            program = op.program or graph_program(thaw_graph(op.body))
+        elif isinstance(op, LinearScan):
+            program = linear_program(op, node)
+        else:
+            inputs = [variable.type() for variable in node.inputs]
+            outputs = op.make_node(*inputs).outputs
+            program = graph_program(FunctionGraph(inputs, outputs, clone=False))
     except NoKernelError:
         return None
     return program if all(map(has_compiled_function, program.functions)) else None
 
 
 def program_of_node(node: Apply) -> LoopProgram | None:
-    """Return the kernels of a loop, a matrix recurrence, a graph of arrays, or a node over arrays.
-
-    None where an operation has none, and where they may turn out to be unfit.
-    """
-    op = node.op
-    if isinstance(op, ElemwiseScan | Scan):
-        program = program_of(op)
-        return None if program is None or program.may_be_unfit else program
-    try:
-        if isinstance(op, KernelGraph):
-            return op.program or graph_program(thaw_graph(op.body))
-        if isinstance(op, LinearScan):
-            return linear_program(op, node)
-        inputs = [variable.type() for variable in node.inputs]
-        graph = FunctionGraph(inputs, op.make_node(*inputs).outputs, clone=False)
-        program = graph_program(graph)
-        return program if all(map(has_compiled_function, program.functions)) else None
-    except NoKernelError:
-        return None
+    """Return the kernels of a node, None also where they may turn out to be unfit."""
+    program = program_of(node.op, node)
+    return None if program is None or program.may_be_unfit else program
 
 
 def registered(program: LoopProgram) -> str:

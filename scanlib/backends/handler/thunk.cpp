@@ -221,19 +221,12 @@ static int run_thunk(Thunk *self) {
   const int64_t n = program->n_inputs, m = program->n_outputs;
   PyObject **cells = ((PyTupleObject *)self->storages)->ob_item;
   Arrays arrays(program);
-  const size_t count = n + m;
-  PyObject **values = (PyObject **)malloc((count ? count : 1) * sizeof *values);
-  if (!values) {
-    PyErr_NoMemory();
-    return -1;
-  }
+  std::vector<PyObject *> values(n + m);
   for (int64_t k = 0; k < n + m; k++) {
     values[k] = PyList_GET_ITEM(cells[k], 0);
     if (k >= n && !PyArray_Check(values[k])) values[k] = NULL;
   }
-  const int failed = arrays.run(values, (PyArrayObject **)values + n);
-  free(values);
-  if (failed) return -1;
+  if (arrays.run(values.data(), (PyArrayObject **)values.data() + n)) return -1;
   const char *is_number = PyBytes_AS_STRING(self->numbers);
   for (int64_t k = 0; k < m; k++) {
     PyObject *result = (PyObject *)arrays.outputs[k];

@@ -36,10 +36,8 @@ _loaded: list[Any] = []  # the library, None if it cannot be compiled; empty bef
 
 
 def library() -> Any:
-    """Return the library of ``thunk.cpp``, None if it cannot be compiled.
-
-    PyTensor and PyMC take the compiler away while they fold constants; what is there stays.
-    """
+    """Return the library of ``thunk.cpp``, None if it cannot be compiled: PyTensor and PyMC take
+    the compiler away while they fold constants, and what is there stays."""
     return _library_by(str(config.cxx))
 
 

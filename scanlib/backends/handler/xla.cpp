@@ -2,19 +2,16 @@
  *
  * One handler serves all loops. The attribute ``program`` of a call is the key of a loop in a table
  * of this process. XLA calls from any of its threads, without Python's lock. Arrays are contiguous,
- * and results are there before the loop runs. Where there is one argument more than the loop has
- * inputs, it says of the inputs from ``first`` on which rows are read: the first one and their
- * number. A loop that may stop has one result more, the number of steps that it took, and writes
- * results that are as long as it can get.
+ * and results are there before the loop runs. The attribute ``numbers`` has the number of steps,
+ * which is no argument where it is an input of the loop, and for each sequence the first row that is
+ * read and how many are. A loop that may stop has one result more, the number of steps that it took,
+ * and writes results that are as long as it can get.
  */
 #define PY_SSIZE_T_CLEAN
 #include "program.h"
 #include <map>
 #include <mutex>
 #include <string>
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 #include "xla.h"
 
 /* Loops by their keys. Entries are added by Python, and stay. */
@@ -62,40 +59,8 @@ static int ask(void *frame) {
   return PyThread_get_thread_ident() == main_thread ? scanlib_ask(frame) : 0;
 }
 
-/* A result as large as that is fresh memory: pages of 2 MB are quicker to get than many of 4 KB. */
-static void ask_for_large_pages(const scanlib_array &kind, const XLA_FFI_Buffer *buffer) {
-#ifdef __linux__
-  int64_t bytes = kind.itemsize;
-  for (int64_t i = 0; i < buffer->rank; i++) bytes *= buffer->dims[i];
-  if (bytes < (1 << 22)) return;
-  const uintptr_t first = ((uintptr_t)buffer->data + 4095) & ~(uintptr_t)4095;
-  madvise((void *)first, bytes - 4096, MADV_HUGEPAGE);
-#endif
-}
-
-static const XLA_FFI_Buffer *argument(XLA_FFI_CallFrame *frame, int64_t k) {
-  return (const XLA_FFI_Buffer *)frame->args.args[k];
-}
-
 static const XLA_FFI_Buffer *result(XLA_FFI_CallFrame *frame, int64_t k) {
   return (const XLA_FFI_Buffer *)frame->rets.rets[k];
-}
-
-/* Puts an array, or the window of its rows that is read, into the table. */
-static void give(XLA_FFI_CallFrame *frame, scanlib_call &call, int64_t k, int64_t first) {
-  const scanlib_array &kind = call.program->inputs[k];
-  const XLA_FFI_Buffer *buffer = argument(frame, k);
-  call.give(k, buffer->data, buffer->dims, NULL);
-  const int64_t n = call.program->n_inputs;
-  if (frame->args.size == n || k < first || kind.ndim == 0) return;
-  const XLA_FFI_Buffer *windows = argument(frame, n);
-  int64_t bytes = 4, place[2];
-  for (int64_t i = 0; i < windows->rank; i++) bytes *= windows->dims[i];
-  if (16 * (k - first + 1) > bytes) return;
-  memcpy(place, (const char *)windows->data + 16 * (k - first), sizeof place);
-  int64_t *words = call.table + kind.word;
-  words[0] += place[0] * words[1 + kind.ndim];
-  words[1] = place[1];
 }
 
 extern "C" XLA_FFI_Error *scanlib_program_handler(XLA_FFI_CallFrame *frame) {
@@ -103,17 +68,25 @@ extern "C" XLA_FFI_Error *scanlib_program_handler(XLA_FFI_CallFrame *frame) {
   const XLA_FFI_ByteSpan *key = (const XLA_FFI_ByteSpan *)attribute(frame, "program");
   const scanlib_program *program = key ? find(key->ptr, key->len) : NULL;
   if (!program) return failed(frame, "scanlib: no such loop was compiled in this process");
-  const XLA_FFI_Scalar *windows = (const XLA_FFI_Scalar *)attribute(frame, "first");
-  const int64_t first = windows ? *(const int64_t *)windows->value : 0;
-  if (frame->args.size < program->n_inputs ||
+  const XLA_FFI_Array *told = (const XLA_FFI_Array *)attribute(frame, "numbers");
+  const int64_t first = program->n_inputs - frame->args.size;
+  if (!told || told->dtype != XLA_FFI_DataType_S64 || first < 0 || first > 1 ||
       frame->rets.size != program->n_outputs + (program->may_stop ? 1 : 0))
     return failed(frame, "scanlib: a loop is called with other arrays than it has");
   scanlib_call call(program);
   if (!call.table) return failed(frame, "MemoryError: a loop");
-  for (int64_t k = 0; k < program->n_inputs; k++) {
-    if (program->inputs[k].ndim && argument(frame, k)->rank != program->inputs[k].ndim)
+  const int64_t *numbers = (const int64_t *)told->data, *end = numbers + told->size;
+  if (first) call.give(0, numbers, NULL, NULL);
+  for (int64_t k = first; k < program->n_inputs; k++) {
+    const XLA_FFI_Buffer *buffer = (const XLA_FFI_Buffer *)frame->args.args[k - first];
+    if (program->inputs[k].ndim && buffer->rank != program->inputs[k].ndim)
       return failed(frame, "scanlib: an array of a loop has another number of axes than it should");
-    give(frame, call, k, first);
+    call.give(k, buffer->data, buffer->dims, NULL);
+    const int64_t *window = numbers + 1 + 2 * (k - first);
+    if (window >= end) continue;
+    int64_t *words = call.table + program->inputs[k].word;
+    words[0] += window[0] * words[1 + program->inputs[k].ndim];
+    words[1] = window[1];
   }
   int64_t code = call.prepare();
   if (code) return raised(frame, call, code);
@@ -123,10 +96,14 @@ extern "C" XLA_FFI_Error *scanlib_program_handler(XLA_FFI_CallFrame *frame) {
     const XLA_FFI_Buffer *buffer = result(frame, k);
     int64_t *dims = call.dims(k);
     if (kind.grows) dims[0] = call.table[program->steps] + kind.extra;
+    int64_t bytes = kind.itemsize;
     bool same = buffer->rank == kind.ndim;
-    for (int64_t i = 0; same && i < kind.ndim; i++) same = buffer->dims[i] == dims[i];
+    for (int64_t i = 0; same && i < kind.ndim; i++) {
+      same = buffer->dims[i] == dims[i];
+      bytes *= dims[i];
+    }
     if (!same) return failed(frame, "ValueError: a result of a scan has an unexpected shape");
-    ask_for_large_pages(kind, buffer);
+    scanlib_ask_for_large_pages(buffer->data, bytes);
     call.use(k, buffer->data);
   }
   if (!call.start()) return failed(frame, "MemoryError: the workspace of a loop");

@@ -30,11 +30,8 @@ def function_of(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Call
 
 
 def prepared_body(op: Scan, node: Apply) -> FunctionGraph:
-    """Return the body of a loop after PyTensor's JAX rewrites.
-
-    Integers that do not change from step to step may be known when JAX compiles: constants, and
-    those that `scanlib.backends.jax.prepare` has made so.
-    """
+    """Return the body of a loop after PyTensor's JAX rewrites; integers that are the same at all
+    steps may be known: constants, and those that `scanlib.backends.jax.prepare` has made so."""
     fgraph = thaw_graph(op.body)
     inner = op.signature.split_body_inputs(fgraph.inputs).non_sequences
     outer = op.signature.split_inputs(node.inputs).non_sequences
@@ -58,10 +55,7 @@ def _rewritten(fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> Function
 
 
 def array_of(value: Any, variable: Variable) -> Any:
-    """Return a value with the dtype of a variable; PyTensor passes constants as Python numbers.
-
-    Values that do not consist of numbers stay as they are.
-    """
+    """Return numbers, also Python's, as an array of a variable's dtype, others as they are."""
     if not is_numeric(variable):
         return value
     dtype = jax.dtypes.canonicalize_dtype(variable.type.dtype)

@@ -31,12 +31,9 @@ from scanlib.backends.jax.kernels import (
     kept_dtype,
     shapes_of_results,
     target_for,
-    windows_of,
-    words_of,
 )
 from scanlib.backends.jax.loops import JAXLoop, count_steps, single
-from scanlib.backends.jax.mesh_axes import check_whole, varying
-from scanlib.backends.jax.partitioned import loop_factors, part_of
+from scanlib.backends.jax.partitioned import check_whole, loop_factors, part_of, varying
 from scanlib.backends.jax.platforms import on_platforms
 from scanlib.backends.jax.windows import sliced, windows
 from scanlib.ops.execution import LoopOp
@@ -76,70 +73,55 @@ def run_compiled(
     most: int,
 ) -> list[Any]:
     """Run a loop of `most` steps, or of fewer if it may stop, by compiled code or kernels."""
-    op, stops = node.op, loop.signature.has_stop
-    count, first = windows_of(op)
-    values, places = windows(inputs, first, count)
-    arrays = [array_of(*pair) for pair in zip(values, node.inputs, strict=True)]
-    numbers = {k: static_int(value) for k, value in enumerate(values)}
+    op, stops, first = node.op, loop.signature.has_stop, int(node.op.has_n_steps)
+    values, places = windows(inputs[first:], op.signature.n_sequences)
+    arrays = [array_of(*pair) for pair in zip(values, node.inputs[first:], strict=True)]
+    numbers = dict(enumerate([*[most][:first], *map(static_int, values)]))
     known = {k: number for k, number in numbers.items() if number is not None}
-    has_steps = op.has_n_steps
 
     def portable(*arguments: Any) -> list[Any]:
-        rows = [known.get(k, array) for k, array in enumerate(arguments[: len(arrays)])]
-        for k, (start, length) in enumerate(np.asarray(places).tolist(), first):
+        rows = [known.get(k, array) for k, array in enumerate([*[None][:first], *arguments])]
+        for k, (start, length) in enumerate(places.tolist(), first):
             rows[k] = rows[k][start : start + length]
         return loop(*rows)
 
-    def own(arguments: Sequence[Any]) -> list[Any]:
-        """Return a loop's arguments without the places, and the number of steps as one number."""
-        return [*[most][:has_steps], *arguments[has_steps : len(arrays)]]
-
     def run_kernels(*arguments: Any) -> list[Any]:
-        cuda, given = kernels(), own(arguments)[has_steps:]
-        sizes = cuda and sizes_of(cuda, given, places, most if has_steps else None)
+        cuda = kernels()
+        sizes = cuda and sizes_of(cuda, arguments, places, most if first else None)
         if not sizes or (stops and not (sizes.channels and sizes.steps)):
             return portable(*arguments)
-        dtypes = [variable.type.dtype for variable in node.inputs[has_steps:]]
-        found = in_own_dtypes(partial(call_kernels, cuda, sizes, places), given, dtypes)
-        made, counted = found[: len(node.outputs)], found[len(node.outputs) :]
-        return loop.as_stopped(most, made, counted[0]) if stops else made
+        return finished(in_own_dtypes(partial(call_kernels, cuda, sizes, places), node, arguments))
 
-    factors = None if stops else loop_factors(op, int(count > 0))
+    def finished(found: list[Any]) -> list[Any]:
+        return loop.as_stopped(most, found[:-1], found[-1]) if stops else found
+
+    factors = None if stops else loop_factors(op)
     part = None if factors is None else part_of(node, factors)
     sizes = [np.shape(array) for array in arrays]
 
     def target_of(arguments: Sequence[Any]) -> tuple[Apply, str | None]:
         """Return the loop for these arguments, which may be parts of the arrays."""
-        whole = part is None or [np.shape(a) for a in own(arguments)] == sizes
-        fit = node if whole else part
-        assert fit is not None
+        fit = node if part is None or [np.shape(a) for a in arguments] == sizes else part
         return fit, target_for(fit.op, fit)
 
     def results(*arguments: Any) -> list[Any]:
         fit, target = target_of(arguments)
-        shapes = shapes_of_results(target, fit, own(arguments), known, places)
+        shapes = shapes_of_results(target, fit, arguments, known, places)
         if shapes is None:
             return portable(*arguments)
         dtypes = [kept_dtype(out.type.dtype) for out in node.outputs]
         empty = [jnp.empty(*both) for both in zip(shapes, dtypes, strict=True)]
-        made, taken = varying((empty, jnp.asarray(most, jnp.int64)), arguments)
+        made, taken = varying((empty, jnp.asarray(most)), arguments)
         return loop.cut(made, taken) if stops else made
 
     def run_target(*arguments: Any) -> list[Any]:
         fit, target = target_of(arguments)
         assert target is not None
-        like = jax.eval_shape(results, *arguments)
-        found = call_target(fit, target, [rows_of(array).shape for array in like], arguments)
-        if not stops:
-            return found
-        *found, words = found
-        return loop.as_stopped(most, found, words[0])
+        shapes = [rows_of(array).shape for array in jax.eval_shape(results, *arguments)]
+        return finished(call_target(fit, target, shapes, arguments, most, places))
 
     target = target_for(op, node)
     shapes_of_results(target, node, arrays, known, places)  # raises what is wrong with the shapes
     on_cpu = None if target is None else run_target
-    if has_steps:
-        arrays[0] = jnp.asarray(words_of([most]))
-    window = [jnp.asarray(words_of(places))] if count else []
     run = on_platforms(portable, results, on_cpu, run_kernels, factors if part else None)
-    return run(*arrays, *window)
+    return run(*arrays)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import warnings
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from typing import Any
 
@@ -21,7 +21,7 @@ from jax import lax
 from pytensor.graph.basic import Apply
 from pytensor.tensor.type import TensorType
 
-from scanlib.backends.cuda.launch import Geometry, KernelLoop, Kernels
+from scanlib.backends.cuda.launch import KernelLoop, Kernels
 from scanlib.backends.cuda.linear import LinearLoop, kernels_of
 from scanlib.backends.cuda.nvidia import (
     LIBRARY,
@@ -30,13 +30,13 @@ from scanlib.backends.cuda.nvidia import (
     compile_kernels,
 )
 from scanlib.backends.cuda.parameters import contiguous
-from scanlib.backends.jax.handlers import load_handler
-from scanlib.backends.jax.kernels import arrays_of
-from scanlib.backends.jax.mesh_axes import varying
+from scanlib.backends.jax.kernels import arrays_of, load_handler
+from scanlib.backends.jax.partitioned import varying
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.execution import LoopOp
 
 TARGET = "scanlib_cuda_loop"
+cuda_handler: Any = partial(load_handler, "cuda", "-ldl")
 PROCESSORS = 132  # of a device that is not there when JAX compiles for it
 
 
@@ -44,15 +44,17 @@ def kernels_for(op: LoopOp, node: Apply) -> KernelLoop | LinearLoop | None:
     """Return the kernels of a loop, None if it has none or they are not wanted."""
     are_arrays = all(isinstance(variable.type, TensorType) for variable in arrays_of(node))
     kernels = kernels_of(op) if are_arrays else None
-    return kernels if isinstance(kernels, LinearLoop) or (kernels and _are_ready(kernels)) else None
+    # Every elementwise loop has this unit, with all of its operations.
+    is_out = isinstance(kernels, KernelLoop) and not _are_ready(kernels.unit("serial"))
+    return None if is_out else kernels
 
 
-def _are_ready(kernels: KernelLoop | Kernels) -> bool:
+def _are_ready(kernels: Kernels) -> bool:
     """Whether kernels, and the handler that calls them, compile for the devices; yes if there are
     none."""
     if not cuda_devices():  # a program for a device that is not here can be lowered all the same
         return True
-    if load_handler() is None:
+    if cuda_handler() is None:
         return False
     try:
         _compiled(kernels)
@@ -72,7 +74,7 @@ def cuda_devices() -> tuple[Any, ...]:
         return ()
 
 
-def _compiled(kernels: KernelLoop | Kernels) -> list[bytes]:
+def _compiled(kernels: Kernels) -> list[bytes]:
     """Return the code of kernels for each architecture of the devices."""
     capabilities = {str(one.compute_capability).replace(".", "") for one in cuda_devices()}
     return [compile_kernels(kernels.source, f"sm_{one}") for one in sorted(capabilities)]
@@ -87,8 +89,7 @@ def processors() -> int:
 def register(driver: str, platform: str, target: str = TARGET) -> None:
     """Make the handler known to XLA; `driver` is the driver's library, `target` the name of the
     custom call."""
-    library = load_handler()
-    assert library is not None
+    library = cuda_handler()
     library.scanlib_connect(driver.encode(), int(platform != "CUDA"))
     handler = jax.ffi.pycapsule(library.scanlib_handler)
     jax.ffi.register_ffi_target(target, handler, platform=platform)
@@ -97,21 +98,16 @@ def register(driver: str, platform: str, target: str = TARGET) -> None:
 def keep(kernels: Kernels) -> str:
     """Give the handler the code of kernels for the devices; return the name that finds them."""
     name = sha256(kernels.source.encode()).hexdigest()[:32]
-    library, names = load_handler(), " ".join(kernels.names).encode()
-    if library is None:
-        return name
-    for code in _compiled(kernels):
-        library.scanlib_keep(name.encode(), code, ctypes.c_size_t(len(code)), names)
+    for code in _compiled(kernels):  # none where there are no devices
+        names, size = " ".join(kernels.names).encode(), ctypes.c_size_t(len(code))
+        cuda_handler().scanlib_keep(name.encode(), code, size, names)
     return name
 
 
-def sizes_of(
-    kernels: KernelLoop | LinearLoop, arrays: Sequence[Any], places: np.ndarray, steps: int | None
-) -> Any:
+def sizes_of(kernels: Any, arrays: Sequence[Any], places: np.ndarray, steps: int | None) -> Any:
     """Return the sizes of a loop; None if its arguments do not fit: `lax.scan` says what is wrong.
 
-    `arrays` are without the number of steps, which is `steps` where it is an argument; `places` has
-    for each sequence the first row that is read and the number of rows.
+    `arrays` and `places` are as for `kernels.shapes_of_results`; `steps` is None if no argument.
     """
     if steps is not None and steps < 0:
         return None
@@ -122,18 +118,12 @@ def sizes_of(
         sizes = kernels.sizes(shapes, steps)
     except (NoCCodeError, ValueError, IndexError):
         return None
-    if isinstance(sizes, Geometry):
-        return sizes
-    assert isinstance(kernels, LinearLoop)
-    return sizes if _are_ready(kernels.kernels(sizes)) else None
+    is_linear = isinstance(kernels, LinearLoop)
+    return sizes if not is_linear or _are_ready(kernels.kernels(sizes)) else None
 
 
 def call_kernels(kernels: Any, sizes: Any, places: np.ndarray, *arrays: Any) -> list[Any]:
-    """Return the results of a loop of these sizes, computed by its kernels.
-
-    `places` has for each of the first arguments the first row that is read and the number of rows.
-    The arrays are without the number of steps, in the dtypes of the loop.
-    """
+    """Return what kernels compute of arrays in the dtypes of the loop; see `sizes_of`."""
     strides = [contiguous(tuple(x.shape), x.dtype.itemsize) for x in arrays]
     call = kernels.call(sizes, strides, processors())
     made = [

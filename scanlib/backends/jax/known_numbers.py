@@ -48,10 +48,8 @@ AT_CORNERS = (*WRAPS, ps.Clip, ps.ScalarMaximum, ps.ScalarMinimum, ps.Switch)
 
 
 class KnownNumber(JAXShapeTuple):
-    """A number as it is, by which PyTensor's linker finds the integer inputs to compile for.
-
-    Rewrites fuse no other work with what computes the number.
-    """
+    """A number, by which PyTensor's linker finds the integer inputs to compile for, and which
+    rewrites do not fuse with other work."""
 
     __props__ = ()
 

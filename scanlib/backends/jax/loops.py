@@ -33,11 +33,11 @@ from scanlib.backends.jax.bounded import (
     rows_of,
     static_int,
 )
-from scanlib.backends.jax.mesh_axes import varying
+from scanlib.backends.jax.partitioned import varying
 from scanlib.ops.errors import StepShapeError
 from scanlib.ops.messages import Messages, loop_title
 from scanlib.ops.scan import Scan
-from scanlib.ops.signature import BodyOutputs, OuterInputs
+from scanlib.ops.signature import OuterInputs
 
 
 def single(results: list[Any]) -> Any:
@@ -76,10 +76,8 @@ def count_steps(n_steps: Any, sequences: Sequence[Any], title: str) -> StepCount
 
 
 class JAXLoop:
-    """Runs one `Scan` on JAX values; `node` has the loop's inputs.
-
-    Products in a step have a `precision` (`jax.default_matmul_precision`), the user's without it.
-    """
+    """Runs one `Scan` on JAX values; `node` has its inputs, `precision` is that of products in a
+    step (`jax.default_matmul_precision`), the user's without it."""
 
     def __init__(self, op: Scan, node: Apply, precision: str | None = None) -> None:
         self.op, self.node, self.precision = op, node, precision
@@ -116,7 +114,8 @@ class JAXLoop:
             taken = steps.bound
         else:
             (windows, carries), rows, taken = self.run_unknown(outer, steps, start)
-        return self.results(initials, windows, carries, rows, None if is_known else taken)
+        results = self.results(initials, windows, carries, rows)
+        return results if is_known else self.as_stopped(steps.bound, results, taken)
 
     # Before the first step
 
@@ -148,42 +147,30 @@ class JAXLoop:
 
     # One step
 
-    def step(
-        self, rows: list[Any], windows: Any, carries: Any, non_sequences: list[Any]
-    ) -> BodyOutputs:
-        """Return what one step computes, in the dtypes of the body."""
+    def advance(self, outer: OuterInputs, state: Any, rows: list[Any]) -> Any:
+        """Take one step, in the dtypes of the body: return windows and carries, the rows that are
+        kept over time, and stop."""
+        (windows, carries), signature = state, self.signature
         taps = [
             window[-offset - 1]
-            for window, offsets in zip(windows, self.signature.taps, strict=True)
+            for window, offsets in zip(windows, signature.taps, strict=True)
             for offset in offsets
         ]
         wanted = self.precision
         with jax.default_matmul_precision(wanted) if wanted else nullcontext():
-            values = self.function(*rows, *taps, *carries, *non_sequences)
-        found = self.signature.split_body_outputs(values)
-        states = [
-            array_of(value, taps[0])
-            for value, taps in zip(found.states, self.inner.taps, strict=True)
-        ]
+            values = self.function(*rows, *taps, *carries, *outer.non_sequences)
+        found = signature.split_body_outputs(values)
+        firsts = (taps[0] for taps in self.inner.taps)
+        states = list(map(array_of, found.states, firsts))
         for i, (value, window) in enumerate(zip(states, windows, strict=True)):
             for axis, (size, wanted) in enumerate(zip(value.shape, window[0].shape, strict=True)):
                 if size != wanted:
                     raise StepShapeError(self.messages.state_shape(i, axis), 0, wanted, size)
-        return BodyOutputs(
-            states,
-            list(map(array_of, found.carries, self.inner.carries)),
-            list(map(array_of, found.outputs, self.result.outputs)),
-            None if found.stop is None else jnp.asarray(found.stop).reshape(()) != 0,
-        )
-
-    def advance(self, outer: OuterInputs, state: Any, rows: list[Any]) -> Any:
-        """Take one step: return windows and carries, the rows that are kept over time, and stop."""
-        windows, carries = state
-        values = self.step(rows, windows, carries, outer.non_sequences)
-        pairs = zip(values.states, self.signature.untraced, strict=True)
-        kept = [value for value, untraced in pairs if not untraced]
-        moved = [[v, *w[:-1]] for v, w in zip(values.states, windows, strict=True)]
-        return (moved, values.carries), [*kept, *values.outputs], values.stop
+        moved = [[v, *w[:-1]] for v, w in zip(states, windows, strict=True)]
+        kept = [v for v, untraced in zip(states, signature.untraced, strict=True) if not untraced]
+        kept += map(array_of, found.outputs, self.result.outputs)
+        stop = None if found.stop is None else jnp.asarray(found.stop).reshape(()) != 0
+        return (moved, list(map(array_of, found.carries, self.inner.carries))), kept, stop
 
     # All steps
 
@@ -205,14 +192,16 @@ class JAXLoop:
 
         def take(progress: Any) -> Any:
             taken, stopped, state, buffers = progress
-            t = steps.number - 1 - taken if self.signature.reverse else taken
+            t, place = taken, taken
+            if self.signature.reverse:
+                t, place = steps.number - 1 - taken, steps.bound - 1 - taken
             rows = [
                 lax.dynamic_index_in_dim(rows_of(sequence), t, keepdims=False)
                 for sequence in outer.sequences
             ]
             state, kept, stop = self.advance(outer, state, rows)
             buffers = [
-                lax.dynamic_update_index_in_dim(buffer, row, taken, 0)
+                lax.dynamic_update_index_in_dim(buffer, row, place, 0)
                 for buffer, row in zip(buffers, kept, strict=True)
             ]
             return taken + 1, stopped if stop is None else stop, state, buffers
@@ -223,8 +212,6 @@ class JAXLoop:
             take,
             varying(first, outer),
         )
-        if self.signature.reverse:  # the last row that was written comes first
-            buffers = [jnp.roll(jnp.flip(b, 0), taken - steps.bound, axis=0) for b in buffers]
         return state, buffers, taken
 
     def kept_rows(self, outer: OuterInputs, start: Any) -> list[Any]:
@@ -233,30 +220,18 @@ class JAXLoop:
         rows = [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in sequences]
         return jax.eval_shape(lambda *given: self.advance(outer, *given)[1], start, rows)
 
-    def results(
-        self, initials: Any, windows: Any, carries: Any, rows: list[Any], taken: Any
-    ) -> list[Any]:
-        """Return the results; `taken` is the number of steps if it is not known."""
+    def results(self, initials: Any, windows: Any, carries: Any, rows: list[Any]) -> list[Any]:
+        """Return the results of a loop that takes all its steps."""
         signature, new = self.signature, iter(rows)
         results = []
         for initial, window, untraced in zip(initials, windows, signature.untraced, strict=True):
             if untraced:
-                last = jnp.stack(window if signature.reverse else window[::-1])
-                enough = taken is None or taken >= signature.required_steps
-                results.append(last if enough is True else marked(last, enough))
+                results.append(jnp.stack(window if signature.reverse else window[::-1]))
                 continue
-            row = next(new)
-            if not len(row):  # XLA's compiler dies of joining no rows
-                results.append(initial)
-            elif signature.reverse and taken is not None:
-                empty = jnp.zeros((len(row) + len(initial), *row.shape[1:]), row.dtype)
-                history = lax.dynamic_update_slice_in_dim(empty, row, 0, 0)
-                results.append(lax.dynamic_update_slice_in_dim(history, initial, taken, 0))
-            else:
-                parts = [row, initial] if signature.reverse else [initial, row]
-                results.append(jnp.concatenate(parts))
-        results += [*carries, *new]
-        return results if taken is None else self.cut(results, taken)
+            row = next(new)  # XLA's compiler dies of joining no rows
+            parts = [row, initial] if signature.reverse else [initial, row]
+            results.append(jnp.concatenate(parts) if len(row) else initial)
+        return [*results, *carries, *new]
 
     def cut(self, buffers: list[Any], taken: Any) -> list[Any]:
         """Return results of which only the rows of the steps that were taken count."""
@@ -269,12 +244,9 @@ class JAXLoop:
         return results
 
     def as_stopped(self, steps: int, found: list[Any], taken: Any) -> list[Any]:
-        """Return what compiled code has written for a loop of at most so many steps, of which it
-        has taken fewer, perhaps.
-
-        The rows that a reverse loop skipped come first.
-        """
-        taken = jnp.asarray(taken, jnp.int64)
+        """Return what has been written for a loop of at most so many steps, of which fewer were
+        taken, perhaps; the rows that a reverse loop skipped come first."""
+        taken = jnp.asarray(taken)
         results = self.cut(found, taken)
         for i, value in enumerate(results):
             if isinstance(value, Bounded) and self.signature.reverse:

@@ -8,15 +8,21 @@ results are cut.
 
 A *factor* names an axis of the loop; arrays that have an axis of the same factor are cut alike.
 The rule is written in the notation of Shardy, XLA's partitioner: https://openxla.org/shardy.
+
+Inside of `jax.shard_map`, JAX keeps track of which values differ between devices: each is *varying*
+along some axes of a mesh. What a loop carries must vary along the same axes before and after a
+step, and so must what the kernels for different platforms return: before the first step everything
+is made to vary along all axes along which one of the arguments does. A loop there sees the rows
+that its device has, and starts from its initial state, so that time must not be cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +34,8 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import clone_replace
 
 from scanlib._compat import freeze_graph, thaw_graph
+from scanlib.backends.jax.kernels import once
+from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.kept_axes import AxisClasses, axes_kept
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -35,9 +43,6 @@ from scanlib.ops.scan import Scan
 
 Axes = tuple[str | None, ...]
 Function = Callable[..., list[Any]]
-
-# A loop for parts of the arrays; None where it is the same, False where there is none.
-_parts: WeakKeyDictionary[Apply, Any] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Sum:
 @dataclass(frozen=True)
 class Factors:
     """Along which axes a call may be cut: for every axis of every array its factor, None where it
-    must be whole; and the outputs that are sums over channels."""
+    must be whole; and the outputs that are sums over channels. A number of steps is no array."""
 
     inputs: tuple[Axes, ...]
     outputs: tuple[Axes, ...]
@@ -139,10 +144,8 @@ class Factors:
 
 
 def partitioned(call: Function, factors: Factors | None) -> Function:
-    """Return a call, from arrays to a list of arrays, that says along which axes it may be cut.
-
-    It is traced for the whole arrays, and for parts. Without factors it must have everything whole.
-    """
+    """Return a call, which is traced for whole arrays and for parts, that says along which axes it
+    may be cut: none without factors."""
     if factors is None or not any(map(any, factors.inputs)):
         return call
     return lambda *inputs: _partitioned(call, factors, inputs)
@@ -183,10 +186,8 @@ def _partitioned(call: Function, factors: Factors, inputs: Sequence[Any]) -> lis
 
 
 def explicitly(function: Function, factors: Factors | None, inputs: Sequence[Any]) -> Function:
-    """Return a function that leaves to XLA how it is cut, where axes of the mesh are explicit.
-
-    The results are cut as the inputs are.
-    """
+    """Return a function whose results are cut as its inputs are, where axes of the mesh are
+    explicit: how it is cut itself is left to XLA."""
     types = [jax.typeof(value) for value in inputs]
     mesh = next((t.sharding.mesh for t in types if _explicit(t)), None)
     if factors is None or mesh is None:
@@ -207,32 +208,28 @@ def _explicit(kind: Any) -> bool:
 
 
 def part_of(node: Apply, factors: Factors) -> Apply | None:
-    """Return a loop that takes arrays of any sizes along the axes that are cut.
-
-    The node itself if its types do not tell these sizes, None where there is no such loop.
-    """
-    if node not in _parts:
-        _parts[node] = _new_part(node, factors)
-    found = _parts[node]
+    """Return a loop for any sizes along the axes that are cut: the node if its types do not tell
+    them, None where there is no such loop."""
+    found = once(node, "part", partial(_new_part, node, factors))
     return node if found is None else found or None
 
 
 def _new_part(node: Apply, factors: Factors) -> Apply | bool | None:
-    count = len(node.inputs)
+    """Return such a loop, None where it is the node, False where there is none."""
+    steps = node.inputs[: int(node.op.has_n_steps)]
 
     def any_size(variable: Variable, axes: Axes) -> Variable:
         shape = getattr(variable.type, "shape", ())
         free = tuple(n if axis is None else None for n, axis in zip(shape, axes, strict=False))
         return variable if free == shape else variable.type.clone(shape=free)()
 
-    pairs = zip(node.inputs, factors.inputs[:count], strict=True)
-    inputs = [any_size(*pair) for pair in pairs]
+    inputs = [*steps, *map(any_size, node.inputs[len(steps) :], factors.inputs)]
     if inputs == node.inputs:
         return None
     if not isinstance(node.op, Scan):
         return node.op.make_node(*inputs)
     signature, graph = node.op.signature, thaw_graph(node.op.body)
-    outer = signature.split_inputs(factors.inputs[:count])
+    outer = signature.split_inputs([*steps, *factors.inputs])
     inner = signature.split_body_inputs(graph.inputs)
     rows = [axes[1:] for axes in outer.sequences]
     taps = [axes[1:] for axes, tap in zip(outer.initials, inner.taps, strict=True) for _ in tap]
@@ -250,19 +247,12 @@ def _new_part(node: Apply, factors: Factors) -> Apply | bool | None:
 # What may be cut
 
 
-def loop_factors(op: LoopOp, extra: int) -> Factors | None:
-    """Return along which axes a loop may be cut.
-
-    `extra` inputs come behind its own. None for loops that end by a condition.
-    """
-    if op.signature.has_stop:
-        return None
-    if not isinstance(op, ElemwiseScan):
-        return _step_factors(op.scan, extra)
-    return _channel_factors(op, extra)
+def loop_factors(op: LoopOp) -> Factors:
+    """Return along which axes a loop that does not end by a condition may be cut."""
+    return _channel_factors(op) if isinstance(op, ElemwiseScan) else _step_factors(op.scan)
 
 
-def _step_factors(op: Scan, extra: int) -> Factors:
+def _step_factors(op: Scan) -> Factors:
     """Return along which axes any loop may be cut: those that no step mixes with themselves.
 
     Axes that run alike have to be cut alike: by operations, and by a state's being the next one.
@@ -293,15 +283,15 @@ def _step_factors(op: Scan, extra: int) -> Factors:
         return [(None, *axes(variable)) for variable in parts]
 
     states = rows([taps[0] for taps in inner.taps])
-    inputs = [*[(None,)] * signature.has_n_steps, *rows(inner.rows), *states]
+    inputs = [*rows(inner.rows), *states]
     inputs += [axes(variable) for variable in (*inner.carries, *inner.non_sequences)]
     outputs = [*states, *(axes(variable) for variable in inner.carries), *rows(result.outputs)]
-    return Factors((*inputs, *[(None,)] * extra), tuple(outputs), ())
+    return Factors(tuple(inputs), tuple(outputs), ())
 
 
-def _channel_factors(op: ElemwiseScan, extra: int) -> Factors:
+def _channel_factors(op: ElemwiseScan) -> Factors:
     """Return along which axes an elementwise loop may be cut: its channels'."""
-    layout, signature = op.layout, op.signature
+    layout = op.layout
 
     def names(axes: Sequence[int | None]) -> Axes:
         return tuple(None if axis is None else f"c{axis}" for axis in axes)
@@ -313,7 +303,7 @@ def _channel_factors(op: ElemwiseScan, extra: int) -> Factors:
         return [(None, *names(axes)) for axes in parts]
 
     carries, states = list(map(names, layout.carries)), rows(layout.states)
-    varying = [*[(None,)] * signature.has_n_steps, *rows(layout.sequences), *states]
+    varying = [*rows(layout.sequences), *states]
     inputs = [*varying, *carries, *map(names, layout.non_sequences)]
     outputs = [*states, *carries, *rows(layout.outputs)]
     sums = [
@@ -326,4 +316,52 @@ def _channel_factors(op: ElemwiseScan, extra: int) -> Factors:
         for k, axes in enumerate(layout.output_reductions)
         if axes
     ]
-    return Factors((*inputs, *[(None,)] * extra), tuple(outputs), tuple(sums))
+    return Factors(tuple(inputs), tuple(outputs), tuple(sums))
+
+
+# Inside of `jax.shard_map`
+
+
+def varying_axes(values: Any) -> frozenset[str]:
+    """Return the axes of the mesh along which one of some values varies."""
+    found: frozenset[str] = frozenset()
+    if not hasattr(lax, "pcast"):  # JAX does not keep track of it
+        return found
+    for leaf in jax.tree.leaves(values):
+        kind = jax.typeof(leaf)
+        manual = getattr(kind, "manual_axis_type", None)
+        found |= getattr(kind, "vma", frozenset()) if manual is None else manual.varying
+    return found
+
+
+def varying(values: Any, like: Any) -> Any:
+    """Return values that vary along all axes along which they or others do."""
+    axes = varying_axes([values, like])
+    if not axes:
+        return values
+
+    def cast(leaf: Any) -> Any:
+        missing = axes - varying_axes(leaf)
+        return lax.pcast(leaf, tuple(sorted(missing)), to="varying") if missing else leaf
+
+    return jax.tree.map(cast, values)
+
+
+def check_whole(title: str, sequences: Iterable[tuple[Variable, Any]]) -> None:
+    """Raise where a device would run a loop from its start on a part of the time, which cannot be
+    told from other axes, but where types say how long an array is.
+
+    `sequences` are what it reads row by row, each with its value here.
+    """
+    axes = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
+    if not axes:
+        return
+    for k, (variable, value) in enumerate(sequences):
+        wanted, given = variable.type.shape[0], len(value)
+        if wanted is not None and wanted != given:
+            name = f"`{variable.name}`" if variable.name else f"number {k} (counted from 0)"
+            raise SequenceLengthError(
+                f"{title}: sequence {name} has {wanted} rows, but {given} in jax.shard_map over "
+                f"{', '.join(map(repr, axes))}: every device would start from the initial state. "
+                "Cut channels or the batch there, not time"
+            )

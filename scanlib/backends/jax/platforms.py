@@ -20,8 +20,7 @@ from scanlib._compat.jax import (
     mlir,
     prim_requires_devices_during_lowering,
 )
-from scanlib.backends.jax.mesh_axes import varying
-from scanlib.backends.jax.partitioned import Factors, explicitly, partitioned
+from scanlib.backends.jax.partitioned import Factors, explicitly, partitioned, varying
 
 Function = Callable[..., list[Any]]
 
@@ -73,11 +72,8 @@ def on_platforms(
 
 
 def _batch_first(value: Any) -> Any:
-    """Return a value as it is, under `jax.vmap` with the batch first.
-
-    JAX has the results of a function in `jax.custom_jvp` where the batch of its values is, those
-    that come with tangents too; `_batch` has it first.
-    """
+    """Return a value as it is, under `jax.vmap` with the batch first, as `_batch` has it; results
+    of a `jax.custom_jvp`, and those that come with tangents, must have it at the same place."""
     if value.dtype == jax.dtypes.float0:
         return value
     return lax.reshape(lax.reshape(value, (1, *value.shape)), value.shape)

@@ -74,11 +74,8 @@ def prepare(fgraph: FunctionGraph) -> None:
 
 
 def _keep_masks_of_rows(fgraph: FunctionGraph) -> None:
-    """Have numbers that are written to rows which a mask selects be vectors of one item.
-
-    A rewrite of PyTensor's makes a choice of such a write by a number, ``where(mask, y, A)``, where
-    ``mask[:, None]`` were right. It leaves vectors.
-    """
+    """Have numbers that are written to rows which a mask selects be vectors of one item: PyTensor
+    makes ``where(mask, y, A)`` of numbers, where ``mask[:, None]`` were right."""
     for node in fgraph.toposort():
         if isinstance(node.op, INDEX_WRITES[1:]) and len(node.inputs) == 3:
             array, value, mask = node.inputs
@@ -102,10 +99,8 @@ def _mark(fgraph: FunctionGraph, number: Variable, readers: Sequence[tuple[Apply
 
 
 def needs_value(fgraph: FunctionGraph, variable: Variable, otherwise: bool = False) -> bool:
-    """Whether JAX must know the value of an integer input when it compiles a graph.
-
-    The answer is `otherwise` where an Op reads it of which nothing is known here.
-    """
+    """Whether JAX must know the value of an integer input when it compiles a graph; `otherwise`
+    where an Op reads it of which nothing is known here."""
     pending, visited = [variable], set()
     while pending:
         value = pending.pop()
@@ -144,12 +139,8 @@ def _reads_size(client: Apply, position: int) -> bool | None:
 
 def _is_bound(client: Apply, position: int) -> bool:
     """Whether an input is a bound of a slice, and not the index of a row or an array."""
-    lead = 2 if isinstance(client.op, IncSubtensor) else 1
     value = client.inputs[position]
-    if position < lead:
-        return False
-    indices = indices_of(client)
-    slices = [index for index in indices if isinstance(index, slice)]
+    slices = [index for index in indices_of(client) if isinstance(index, slice)]
     return any(value is part for s in slices for part in (s.start, s.stop, s.step))
 
 

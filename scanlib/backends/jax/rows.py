@@ -185,14 +185,13 @@ def _where_equal(bounded: list[Bounded], results: list[Any]) -> list[Bounded]:
 
 def _filler(op: CAReduce, value: Bounded) -> Any:
     """Return what changes no result of a reduction in the place of what does not count."""
-    kind, name = np.dtype(value.dtype).kind, type(op.scalar_op).__name__
-    if name.endswith(("Maximum", "Minimum")) and kind != "c":
-        ends = np.iinfo(value.dtype) if kind in "iu" else None
-        least = False if kind == "b" else -np.inf if ends is None else ends.min
-        most = True if kind == "b" else np.inf if ends is None else ends.max
-        return least if name.endswith("Maximum") else most
-    fillers = {"Add": 0, "OR": 0, "XOR": 0, "Mul": 1, "AND": True if kind == "b" else -1}
-    return fillers[name] if name in fillers else value.__jax_array__()
+    filler: Any = getattr(op.scalar_op, "identity", None)
+    kind = np.dtype(value.dtype).kind
+    if filler is None or (kind == "c" and np.isinf(filler)):
+        value.__jax_array__()
+    if kind in "iu" and np.isinf(filler):
+        return getattr(np.iinfo(value.dtype), "min" if filler < 0 else "max")
+    return filler if kind != "b" else filler not in (0, -np.inf)
 
 
 # Slices and rows
@@ -269,11 +268,8 @@ def _changed(node: Apply, at: Any, values: Any) -> Any:
 
 
 def _updated(node: Apply, target: Any, rows: Any, where: slice) -> Any:
-    """Return an array with rows added to, or written into, a slice of known bounds.
-
-    Not a scatter, as ``target.at[where].add(rows)`` is: slower, and XLA's compiler for CPUs dies of
-    reversed ones.
-    """
+    """Return an array with a slice of known bounds written or added to, without a scatter, which is
+    slower, and of whose reversed ones XLA's compiler for CPUs dies."""
     bounds = [None if b is None else static_int(b) for b in (where.start, where.stop)]
     start, stop, _ = slice(*bounds).indices(len(target))
     old = target[start : max(start, stop)]
@@ -283,11 +279,8 @@ def _updated(node: Apply, target: Any, rows: Any, where: slice) -> Any:
 
 
 def _items(node: Apply, plain: Plain, inputs: Inputs) -> Any:
-    """Read or write items at arrays of places, or those that a mask selects.
-
-    How many a mask selects is not known: what is read are the rows that it does, as `Bounded`, and
-    what is written must be the same for all.
-    """
+    """Read or write items at arrays of places, or those that a mask selects: how many is not known,
+    so that rows are read as `Bounded`, and one value is written for all."""
     refuse(inputs)
     target, *parts = map(number_of, inputs)
     values: Any = parts.pop(0) if isinstance(node.op, INDEX_WRITES) else None

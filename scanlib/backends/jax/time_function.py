@@ -29,18 +29,8 @@ from scanlib.ops.execution import LoopOp
 
 @dataclass(eq=False)
 class ShardedFunction:
-    """A function of JAX arrays; see `scanlib.shard`, which makes it.
-
-    Parameters
-    ----------
-    function : Function
-        Compiled in PyTensor's JAX mode.
-    in_specs : sequence of PartitionSpec
-    time : str
-    mesh : Mesh, optional
-    tile : int, optional
-    in_turn : bool
-    """
+    """A function of JAX arrays; see `scanlib.shard`, which makes it of one that was compiled in
+    PyTensor's JAX mode."""
 
     function: Function
     in_specs: Sequence[PartitionSpec]

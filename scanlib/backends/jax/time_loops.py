@@ -27,11 +27,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from math import prod
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +43,7 @@ from pytensor.tensor.type import TensorType
 
 from scanlib.backends.jax.body import function_of
 from scanlib.backends.jax.bounded import static_int
+from scanlib.backends.jax.kernels import once
 from scanlib.backends.jax.time_pieces import Cut, Pieces, Timed, TimeShardingError, plain
 from scanlib.ops.logaddexp import log_add_exp
 from scanlib.ops.loop import Carry, Loop
@@ -86,17 +86,6 @@ class Spread:
         self.how = self.how or how
         self.rounds += rounds
         self.numbers += numbers
-
-
-_built: WeakKeyDictionary[Apply, dict[Any, Any]] = WeakKeyDictionary()
-
-
-def _once(node: Apply, key: Any, build: Callable[[], Any]) -> Any:
-    """Return what is built for a node, once."""
-    known = _built.setdefault(node, {})
-    if key not in known:
-        known[key] = build()
-    return known[key]
 
 
 def title(node: Apply) -> str:
@@ -249,11 +238,10 @@ class _Walk:
                     state.untraced = False
                 for carry in loop.carries:
                     carry.next = pt.switch(valid.row, carry.next, carry.value)
-                loop.conform_body()
             found = loop.apply()
             return function_of(inputs, [*found.histories, *found.carries, *found.outputs])
 
-        run = _once(self.node, ("replay", gap), build)
+        run = once(self.node, ("replay", gap), build)
         entries = [self.entries[part] for part in range(len(self.starts))]
         valid = [self.pieces.valid()] if gap else []
         return _mapped(run, [*self.outer.sequences, *entries], self.outer.non_sequences, valid)
@@ -283,7 +271,7 @@ class _Walk:
             def apply(summary: Summary, state: list[Any]) -> list[Any]:
                 return [formulas.apply(jnp, tuple(summary), state[0])]
 
-        run, earlier = _once(self.node, number, lambda: self.summary_function(number, recurrence))
+        run, earlier = once(self.node, number, lambda: self.summary_function(number, recurrence))
         given = [*self.outer.sequences, *(self.entries[part] for part in earlier)]
         found = _mapped(run, given, [*first, *self.outer.non_sequences])
         after = pieces.fold(_packed(found, pieces.cut.gathered), states, apply)
@@ -364,7 +352,6 @@ class _Walk:
             for value, conform in zip(summary, nexts, strict=True)
         ]
         loop.carries = [*carries, *added]
-        loop.conform_body()
         return function_of(loop.outer_inputs(), loop.apply().carries[-len(added) :]), earlier
 
     def elements(self, loop: Loop, recurrence: Recurrence) -> Callable[[int, int], Variable]:
@@ -499,23 +486,17 @@ def _apply_affine(summary: Summary, states: list[Any]) -> list[Any]:
 # Matrix recurrences
 
 
-_linear: dict[Any, Any] = {}
+@cache
+def _linear_function(options: LinearOptions, kinds: Parts) -> Callable[..., tuple]:
+    parts = Parts(*(kind and kind() for kind in kinds))
+    return function_of(options.in_order(parts), [history_of(options, parts)])
 
 
 def _run_linear(options: LinearOptions, parts: Parts) -> Any:
     """Return the history of a recurrence."""
     given = Parts(*(None if value is None else jnp.asarray(value) for value in parts))
-    key = options, *((value.ndim, str(value.dtype)) for value in options.in_order(given))
-    key = (key, *(value is None for value in given))
-    if key not in _linear:
-        kinds = Parts(
-            *(
-                None if value is None else TensorType(str(value.dtype), (None,) * value.ndim)()
-                for value in given
-            )
-        )
-        _linear[key] = function_of(options.in_order(kinds), [history_of(options, kinds)])
-    return _linear[key](*options.in_order(given))[0]
+    kinds = (v if v is None else TensorType(str(v.dtype), (None,) * v.ndim) for v in given)
+    return _linear_function(options, Parts(*kinds))(*options.in_order(given))[0]
 
 
 def _identity(semiring: str, size: int, dtype: Any) -> Any:

@@ -137,18 +137,21 @@ def _step_products(node: Apply, inputs: list[Any], cut: Cut) -> Any:
     return _along(node, inputs, None if node.op.total else 0)
 
 
+def _timed(value: Any) -> Timed:
+    """Return the one input that may be cut."""
+    if not isinstance(value, Timed):
+        raise _NoRuleError
+    return value
+
+
 @rule(SpecifyShape, CheckAndRaise, DeepCopyOp, ViewOp)
 def _same(node: Apply, inputs: list[Any], cut: Cut) -> Any:
-    if not isinstance(inputs[0], Timed):
-        raise _NoRuleError
-    return inputs[0]
+    return _timed(inputs[0])
 
 
 @rule(Softmax, LogSoftmax, PaddedRows)
 def _same_axis(node: Apply, inputs: list[Any], cut: Cut) -> Any:
-    if not isinstance(inputs[0], Timed):
-        raise _NoRuleError
-    return _along(node, inputs, inputs[0].axis)
+    return _along(node, inputs, _timed(inputs[0]).axis)
 
 
 @rule(Shape_i)
@@ -158,10 +161,8 @@ def _shape_i(node: Apply, inputs: list[Any], cut: Cut) -> Any:
 
 @rule(Alloc)
 def _alloc(node: Apply, inputs: list[Any], cut: Cut) -> Any:
-    value, *sizes = inputs
-    if not isinstance(value, Timed):
-        raise _NoRuleError
-    return _along(node, inputs, value.axis + len(sizes) - node.inputs[0].type.ndim)
+    axis = _timed(inputs[0]).axis
+    return _along(node, inputs, axis + len(inputs) - 1 - node.inputs[0].type.ndim)
 
 
 @rule(CumOp)
@@ -197,10 +198,7 @@ def _indices(node: Apply, places: list[Any]) -> list[Any]:
 
 @rule(Subtensor)
 def _subtensor(node: Apply, inputs: list[Any], cut: Cut) -> Any:
-    value, *places = inputs
-    if not isinstance(value, Timed):
-        raise _NoRuleError
-    indices = _indices(node, places)
+    value, indices = _timed(inputs[0]), _indices(node, inputs[1:])
     indices += [slice(None)] * (len(value.shape) - len(indices))
     own = indices[value.axis]
     if not isinstance(own, slice):

@@ -151,11 +151,9 @@ class Pieces:
 
 
 def sum_rows(cut: Cut, value: Any) -> Any:
-    """Return the sum over the first axis, by tiles: in the same order on any number of devices.
-
-    XLA chooses another order for another number of tiles, and may fuse products with sums. So the
-    rows of a tile are added by halves.
-    """
+    """Return the sum over the first axis, in the same order on any number of devices: rows of a
+    tile are added by halves, since XLA chooses another order for another number of tiles, and may
+    fuse products with sums."""
     pieces = Pieces(cut, len(value))
     rows = lax.optimization_barrier(pieces.split(value, 0))
     while rows.shape[1] > 1:

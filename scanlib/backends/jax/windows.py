@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply
 from pytensor.graph.fg import AbstractFunctionGraph
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
@@ -60,47 +60,26 @@ def funcify_slice(node: Apply, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def slices_read_in_place(fgraph: AbstractFunctionGraph) -> set[Apply]:
     """Return the slices of rows that compiled loops read, as sequences."""
-    nodes = fgraph.toposort()
-    readers: dict[Variable, list[tuple[Apply, int]]] = {}
-    for node in nodes:
-        for position, value in enumerate(node.inputs):
-            readers.setdefault(value, []).append((node, position))
-    loops = [node for node in nodes if isinstance(node.op, LoopOp)]
-    compiled = {n for n in loops if not n.op.signature.has_stop and is_compiled(n.op, n)}
+    loops = [node for node in fgraph.toposort() if isinstance(node.op, LoopOp)]
     return {
-        node
-        for node in nodes
-        if isinstance(node.op, Subtensor)
-        and _is_slice_of_rows(node.op)
-        and node.outputs[0] in readers
-        and node.outputs[0] not in fgraph.outputs
-        and any(
-            client in compiled and _is_sequence(client, position)
-            for client, position in readers[node.outputs[0]]
-        )
+        value.owner
+        for loop in loops
+        if not loop.op.signature.has_stop and is_compiled(loop.op, loop)
+        for value in loop.op.signature.split_inputs(loop.inputs).sequences
+        if _is_slice_of_rows(value.owner) and value not in fgraph.outputs
     }
 
 
-def _is_slice_of_rows(op: Subtensor) -> bool:
-    index = op.idx_list
-    return len(index) == 1 and isinstance(index[0], slice) and index[0].step is None
+def _is_slice_of_rows(node: Apply | None) -> bool:
+    if node is None or not isinstance(node.op, Subtensor) or len(node.op.idx_list) != 1:
+        return False
+    (index,) = node.op.idx_list
+    return isinstance(index, slice) and index.step is None
 
 
-def _is_sequence(client: Apply, position: int) -> bool:
-    signature = client.op.signature
-    return 0 <= position - signature.has_n_steps < signature.n_sequences
-
-
-def windows(inputs: tuple[Any, ...], first: int, count: int) -> tuple[list[Any], np.ndarray]:
-    """Return the whole arrays of a loop's inputs, and which rows of the sequences it reads."""
-    places = np.zeros((count, 2), np.int64)
-    last = first + count
-    arrays = [*inputs[:last], *map(sliced, inputs[last:])]
-    for k in range(count):
-        value = inputs[first + k]
-        if isinstance(value, Window):
-            arrays[first + k] = value.array
-            places[k] = value.start, value.length
-        else:
-            places[k] = 0, len(value)
-    return arrays, places
+def windows(inputs: tuple[Any, ...], count: int) -> tuple[list[Any], np.ndarray]:
+    """Return the whole arrays of a loop's inputs, and which rows it reads of the first ones: so
+    many sequences."""
+    whole = [v if isinstance(v, Window) else Window(v, 0, len(v)) for v in inputs[:count]]
+    places = np.array([(v.start, v.length) for v in whole], np.int64).reshape(-1, 2)
+    return [*(v.array for v in whole), *map(sliced, inputs[count:])], places

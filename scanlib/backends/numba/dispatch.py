@@ -35,7 +35,6 @@ from scanlib.backends.numba.general_loop import LoopWriter
 from scanlib.backends.numba.graph_function import graph_inside
 from scanlib.backends.numba.programs import call_program
 from scanlib.backends.numba.stepped_loop import SteppedLoop
-from scanlib.kernels.program import LoopProgram
 from scanlib.ops.execution import (
     Compiler,
     LoopOp,
@@ -134,11 +133,9 @@ def runner_of(op: LoopOp, node: Apply) -> Runner:
 
 
 def kernels_or_numba(op: LoopOp, node: Apply) -> Runner:
-    """Return what runs a loop: its kernels, else steps, or what numba compiles where that pays.
-
-    `NotCompilableError` if numba cannot compile what would pay.
-    """
-    program = program_or_none(op, node)
+    """Return what runs a loop: its kernels, else steps, or what numba compiles where that pays; it
+    may be unable to (`NotCompilableError`)."""
+    program = program_of(op, node)
     if program is not None:
         return runner(program)
     if isinstance(op, LinearScan):
@@ -150,13 +147,8 @@ def kernels_or_numba(op: LoopOp, node: Apply) -> Runner:
 def compiled_loop(op: LoopOp, node: Apply) -> Runner:
     """Return what runs a loop compiled; `NotCompilableError` if numba cannot compile what has no
     kernels."""
-    program = program_or_none(op, node)
+    program = program_of(op, node)
     return _plain_loop(op, node) if program is None else runner(program)
-
-
-def program_or_none(op: LoopOp, node: Apply) -> LoopProgram | None:
-    """Return the kernels of a loop, which may turn out to be unfit."""
-    return program_of_node(node) if isinstance(op, LinearScan) else program_of(op)
 
 
 def _plain_loop(loop: LoopOp, node: Apply) -> Runner:

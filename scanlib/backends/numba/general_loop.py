@@ -149,12 +149,9 @@ class LoopWriter:
         self.indent -= 1
 
     def write_graph(self, fgraph: FunctionGraph, given: Sequence[str]) -> list[str]:
-        """Write the nodes of a graph, those that have kernels as few programs.
-
-        Returns the names of its results.
-        """
+        """Write a graph, what has kernels as few programs; return the names of its results."""
         if library() is not None:
-            gather(fgraph, with_numbers=True)
+            gather(fgraph)
         names = dict(zip(fgraph.inputs, given, strict=True))
 
         def name(variable: Variable) -> str:
@@ -232,11 +229,8 @@ class LoopWriter:
         self.line(f"{name} = new_array({', '.join([dtype, *sizes])})")
 
     def copy(self, target: str, row: str, source: str, ndim: int, *at: str) -> None:
-        """Write that a row of an array is filled with an array, or with what is `at` a place of it.
-
-        Numba's own assignment of arrays brings in code that formats error messages: more than a
-        second of compile time.
-        """
+        """Write that a row of an array is filled with an array, or with a place of it: `at`.
+        Numba's own assignment takes more than a second to compile, for the text of its errors."""
         places = [f"j{axis}" for axis in range(ndim)]
         left, right = ", ".join([row, *places]), ", ".join([*at, *places])
         with ExitStack() as stack:
@@ -421,12 +415,8 @@ class PreparedBody:
 
 @register_preparer
 def prepare_body(op: Scan) -> PreparedBody:
-    """Rewrite a copy of the body with PyTensor's numba rewrites.
-
-    Nothing a step reads may be overwritten by it, except the value of a carry that nothing
-    else holds: the memory of such a carry is reused from step to step (accumulators, random
-    generators).
-    """
+    """Rewrite a copy of the body with PyTensor's numba rewrites. A step may overwrite nothing but
+    carries that nothing else holds: accumulators, random generators."""
     fgraph = thaw_graph(op.body)
     inputs = op.signature.split_body_inputs(fgraph.inputs)
     mutable = {inputs.carries[i] for i in range(op.signature.n_carries) if _owns_its_value(op, i)}

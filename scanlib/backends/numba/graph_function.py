@@ -172,7 +172,7 @@ class GraphWriter:
         products = products_of(fgraph)
         fused = {found.product for found in products.values()}
         early = {node: [found.other] for node, found in products.items()}
-        for item in Plan(fgraph, set(fused), early).order(with_numbers=True):
+        for item in Plan(fgraph, set(fused), early).order():
             if isinstance(item, Cluster):
                 node = next(out.owner for out in item.outputs if out.owner is not None)
                 self._run(node, item.program, item.inputs, item.outputs)

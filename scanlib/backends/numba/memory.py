@@ -29,11 +29,8 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20  # what the C library accepts at most
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep up to ``scanlib__keep_memory`` MiB of freed memory for reuse.
-
-    It holds for the whole process. Zero leaves the C library as it is, and so does any system
-    without its `mallopt`.
-    """
+    """Have the C library of the process keep up to ``scanlib__keep_memory`` MiB of freed memory,
+    where that is not zero, and where it has `mallopt`."""
     kept = config.scanlib__keep_memory
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if kept > 0 and mallopt is not None:
@@ -43,11 +40,8 @@ def keep_freed_memory() -> None:
 
 @intrinsic
 def new_array(typingctx: Any, dtype: Any, *sizes: Any) -> Any:
-    """Return a new array of some sizes, which holds anything (compiled code only).
-
-    ``np.empty`` is a function that numba compiles for every combination of types, with half a dozen
-    others inside it.
-    """
+    """Return a new array of some sizes, which holds anything (compiled code only): numba compiles
+    half a dozen functions for each `np.empty`."""
     known = types.Array(dtype.dtype, len(sizes), "C")
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -26,11 +26,8 @@ BYTES = ir.IntType(8).as_pointer()
 
 
 def call_program(program: LoopProgram, numbers: bool = False) -> tuple[Any, str]:
-    """Return a function for compiled code from a program's inputs to its outputs, and its key.
-
-    Each process that runs code which calls it has to make it like this. An output of no axes is an
-    array, or a number if `numbers` are wanted.
-    """
+    """Return a function for compiled code from a program's inputs to its outputs, of no axes as
+    arrays or as `numbers`, and its key. Each process that runs such code has to make it."""
     key = registered(program)
     inputs, items = (
         [_number_type(own) for own in some]
@@ -80,10 +77,7 @@ def _place(context: Any, builder: Any, kind: Any, item: Any) -> Any:
 
 
 def _address(context: Any, builder: Any, kind: Any, value: Any, wanted: Any) -> Any:
-    """Return where the handler finds an input.
-
-    Numbers are of the `wanted` type; PyTensor's functions return 0-d arrays of others.
-    """
+    """Return where the handler finds an input; a number is converted to the `wanted` type."""
     if isinstance(kind, types.Array) and kind.ndim:
         return cgutils.alloca_once_value(builder, value)
     if isinstance(kind, types.Array):

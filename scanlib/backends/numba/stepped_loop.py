@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
 from pytensor.compile.builders import OpFromGraph
-from pytensor.graph.basic import Apply, Constant
+from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.link.c.op import COp
@@ -32,7 +33,7 @@ class StepWriter(GraphWriter):
 
     def __init__(self, fgraph: FunctionGraph) -> None:
         self.without_kernels: list[Apply] = []
-        super().__init__(fgraph, self.in_python, constant_data)
+        super().__init__(fgraph, self.in_python, attrgetter("data"))
 
     def in_python(self, node: Apply) -> Callable[..., Any]:
         """Return the function of a node that has no kernel."""
@@ -47,11 +48,6 @@ class StepWriter(GraphWriter):
             self._add_inside(node.op.fgraph, node)
         else:
             super().add(node)
-
-
-def constant_data(constant: Constant) -> Any:
-    """Return the value of a constant."""
-    return constant.data
 
 
 def thunk_function(node: Apply) -> Callable[..., Any]:

@@ -34,7 +34,6 @@ from pytensor.scalar.basic import (
     Mod,
     Pow,
     RoundHalfToEven,
-    ScalarOp,
     Second,
     Sign,
     Switch,
@@ -62,14 +61,20 @@ from scanlib.ops.row_ops.step_products import StepProducts
 Function = Callable[..., Any]
 Rule = Callable[..., Function]
 
+
+def function_for(kind: type) -> Callable[[Function], None]:
+    """Register a function of an Op and of tensors."""
+    return lambda function: pytorch_funcify.register(kind)(
+        lambda op, **kwargs: partial(function, op)
+    )
+
+
 # Dtypes
 
 
 def in_dtypes(function: Function, node: Apply, first: int = 0) -> Function:
-    """Return a function that computes in NumPy's dtype and returns the dtypes of the node.
-
-    Inputs from the `first` one on are converted. `NotImplementedError` if torch has no such dtype.
-    """
+    """Return a function that computes in NumPy's dtype, from the `first` input on, and returns
+    those of the node. `NotImplementedError` if torch has no such dtype."""
     dtypes = [variable.type.dtype for variable in (*node.inputs[first:], *node.outputs)]
     common = torch_dtype(str(np.result_type(*dtypes)))
     wanted = [torch_dtype(out.type.dtype) for out in node.outputs]
@@ -117,10 +122,8 @@ VMAPPED = (*INDEX_READS[1:], *INDEX_WRITES[1:], BatchedDot, CumOp, Dot, LogSoftm
 
 
 def funcify_blockwise(op: Blockwise, node: Apply, **kwargs: Any) -> Function:
-    """Return the function of a batch, on the CPU if `torch.vmap` may not be able to run the items.
-
-    It raises an error where sizes or places are read from a tensor: those of parts, say.
-    """
+    """Return the function of a batch, on the CPU if `torch.vmap` may not be able to run the items:
+    where sizes or places are read from a tensor, say."""
     core, dtypes = op.core_op, {getattr(inp.type, "dtype", None) for inp in node.inputs}
     known = isinstance(core, VMAPPED) or is_linear_algebra(core)
     if pytorch_funcify.dispatch(type(core)) is on_host or not known or dtypes & {"bool", *UNSIGNED}:
@@ -156,11 +159,6 @@ FUNCTIONS: dict[type, Function] = {
 }
 # These convert by themselves, or have inputs that are no numbers to compute with.
 CONVERTING = (Cast, Second, Switch)
-
-
-def funcify_function(op: ScalarOp, node: Apply, **kwargs: Any) -> Function:
-    """Return the function of tensors that an operation on items is."""
-    return FUNCTIONS[type(op)]
 
 
 @pytorch_funcify.register(Switch)
@@ -273,48 +271,37 @@ def _is_small(index: Variable) -> bool:
     return not isinstance(index, Constant) and dtype not in (None, "bool", "int64")
 
 
-def funcify_subtensor(op: Subtensor, node: Apply, **kwargs: Any) -> Function:
-    """Return a function that slices a tensor, also backwards."""
-
-    def subtensor(x: torch.Tensor, *indices: Any) -> torch.Tensor:
-        axes, forward = _flipped(x, indices_from_subtensor(indices, op.idx_list))
-        return (torch.flip(x, axes) if axes else x)[forward]
-
-    return subtensor
+@function_for(Subtensor)
+def subtensor(op: Subtensor, x: torch.Tensor, *indices: Any) -> torch.Tensor:
+    """Return a slice of a tensor, also backwards."""
+    axes, forward = _flipped(x, indices_from_subtensor(indices, op.idx_list))
+    return (torch.flip(x, axes) if axes else x)[forward]
 
 
-def funcify_inc_subtensor(op: IncSubtensor, node: Apply, **kwargs: Any) -> Function:
-    """Return a function that sets or increments a slice of a tensor, also backwards."""
-
-    def inc_subtensor(x: torch.Tensor, y: torch.Tensor, *indices: Any) -> torch.Tensor:
-        axes, forward = _flipped(x, indices_from_subtensor(indices, op.idx_list))
-        changed = torch.flip(x, axes)  # which copies
-        if op.set_instead_of_inc:
-            changed[forward] = y
-        else:
-            changed[forward] += y
-        return torch.flip(changed, axes) if axes else changed
-
-    return inc_subtensor
+@function_for(IncSubtensor)
+def inc_subtensor(op: IncSubtensor, x: Any, y: Any, *indices: Any) -> torch.Tensor:
+    """Set or increment a slice of a tensor, also backwards."""
+    axes, forward = _flipped(x, indices_from_subtensor(indices, op.idx_list))
+    changed = torch.flip(x, axes)  # which copies
+    if op.set_instead_of_inc:
+        changed[forward] = y
+    else:
+        changed[forward] += y
+    return torch.flip(changed, axes) if axes else changed
 
 
 # Choices, rows that are padded, and checks
 
 
-@pytorch_funcify.register(IfElse)
-def funcify_if_else(op: IfElse, node: Apply, **kwargs: Any) -> Function:
+@function_for(IfElse)
+def if_else(op: IfElse, condition: Any, *values: Any) -> Any:
     """Return the chosen values; PyTensor returns a tuple also where there is one."""
-    n = op.n_outs
-
-    def if_else(condition: Any, *values: Any) -> Any:
-        chosen = values[:n] if condition else values[n:]
-        return chosen[0] if n == 1 else chosen
-
-    return if_else
+    chosen = values[: op.n_outs] if condition else values[op.n_outs :]
+    return chosen[0] if op.n_outs == 1 else chosen
 
 
 @pytorch_funcify.register(LegacyScan)
-def funcify_classic_scan(op: LegacyScan, node: Apply, **kwargs: Any) -> Function:
+def funcify_classic_scan(op: LegacyScan, **kwargs: Any) -> Function:
     """Say how a loop of `pytensor.scan` is compiled: PyTensor makes them of Jacobians as well."""
     raise NotImplementedError(
         "PyTensor's PyTorch linker has no loops of `pytensor.scan`, which "
@@ -323,48 +310,34 @@ def funcify_classic_scan(op: LegacyScan, node: Apply, **kwargs: Any) -> Function
     )
 
 
-@pytorch_funcify.register(PaddedRows)
-def funcify_padded_rows(op: PaddedRows, node: Apply, **kwargs: Any) -> Function:
+@function_for(PaddedRows)
+def padded_rows(op: PaddedRows, rows: Any, length: Any) -> Any:
     """Return rows and zero rows behind them, up to a length."""
-
-    def padded_rows(rows: Any, length: Any) -> Any:
-        missing = int(length) - rows.shape[0]
-        if missing == 0:
-            return rows
-        return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
-
-    return padded_rows
-
-
-@pytorch_funcify.register(StepProducts)
-def funcify_step_products(op: StepProducts, node: Apply, **kwargs: Any) -> Function:
-    """Return the products of all steps, or their sum."""
-    if op.total:
-        return lambda x, y: torch.tensordot(x, y, dims=([0, 2], [0, 1]))
-    return torch.matmul
-
-
-@pytorch_funcify.register(CheckedConvergence)
-def funcify_checked_convergence(op: CheckedConvergence, node: Apply, **kwargs: Any) -> Function:
-    """Return the check that iterations have converged."""
-
-    def checked_convergence(rows: Any, failed: Any, *numbers: Any) -> Any:
-        if failed:
-            raise ConvergenceError(op.message, *(number.item() for number in numbers))
+    missing = int(length) - rows.shape[0]
+    if missing == 0:
         return rows
+    return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
 
-    return checked_convergence
+
+@function_for(StepProducts)
+def step_products(op: StepProducts, x: Any, y: Any) -> Any:
+    """Return the products of all steps, or their sum."""
+    return torch.tensordot(x, y, dims=([0, 2], [0, 1])) if op.total else torch.matmul(x, y)
 
 
-@pytorch_funcify.register(CheckedSizes)
-def funcify_checked_sizes(op: CheckedSizes, node: Apply, **kwargs: Any) -> Function:
-    """Return the check of the sizes of an array."""
+@function_for(CheckedConvergence)
+def checked_convergence(op: CheckedConvergence, rows: Any, failed: Any, *numbers: Any) -> Any:
+    """Return rows, after the check that iterations have converged."""
+    if failed:
+        raise ConvergenceError(op.message, *(number.item() for number in numbers))
+    return rows
 
-    def checked_sizes(array: Any, steps: Any = None) -> Any:
-        sizes = op.larger(array.shape, array.shape[0] if steps is None else int(steps))
-        return array if sizes is None else array.new_zeros(sizes)
 
-    return checked_sizes
+@function_for(CheckedSizes)
+def checked_sizes(op: CheckedSizes, array: Any, steps: Any = None) -> Any:
+    """Return an array whose sizes have been checked."""
+    sizes = op.larger(array.shape, array.shape[0] if steps is None else int(steps))
+    return array if sizes is None else array.new_zeros(sizes)
 
 
 # PyTensor's own conversions, and what takes their places
@@ -377,12 +350,10 @@ _blockwise, _elemwise = map(pytorch_funcify.dispatch, (Blockwise, Elemwise))
 def register() -> None:
     """Register what PyTensor does not convert itself; everything else it refuses is `on_host`."""
     for kind in FUNCTIONS:
-        pytorch_funcify.register(kind)(funcify_function)
-    own = {Subtensor: funcify_subtensor, IncSubtensor: funcify_inc_subtensor}
+        pytorch_funcify.register(kind)(lambda op, **kwargs: FUNCTIONS[type(op)])
     for kinds, arrays in ((INDEX_READS, 1), (INDEX_WRITES, 2)):
         for kind in kinds:
-            rule = own.get(kind, pytorch_funcify.dispatch(kind))
-            pytorch_funcify.register(kind)(with_places(rule, arrays))
+            pytorch_funcify.register(kind)(with_places(pytorch_funcify.dispatch(kind), arrays))
     for kind, first in REFUSED.items():
         pytorch_funcify.register(kind)(or_on_host(pytorch_funcify.dispatch(kind), first))
     pytorch_funcify.register(Blockwise)(funcify_blockwise)

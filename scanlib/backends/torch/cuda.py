@@ -21,7 +21,7 @@ from scanlib.backends.cuda.nvidia import (
     NoCompilerError,
     find_driver,
 )
-from scanlib.backends.torch.operator import Run, torch_dtype
+from scanlib.backends.torch.operator import torch_dtype
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.execution import LoopOp
 
@@ -29,26 +29,8 @@ ALIGNED = 256  # bytes
 MOST_BYTES = 1 << 30  # of the rows that a loop may write until its condition holds
 
 
-class Device:
-    """What is asked of torch about a CUDA device."""
-
-    def is_cuda(self, device: torch.device) -> bool:
-        return device.type == "cuda"
-
-    def driver(self) -> Driver | None:
-        return find_driver()
-
-    def processors(self, device: torch.device) -> int:
-        return torch.cuda.get_device_properties(device).multi_processor_count
-
-    def stream(self, device: torch.device) -> int:
-        return torch.cuda.current_stream(device).cuda_stream
-
-    def current(self, device: torch.device) -> torch.cuda.device:
-        return torch.cuda.device(device)
-
-
-DEVICE = Device()
+def is_cuda(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 class CudaRunner:
@@ -57,7 +39,7 @@ class CudaRunner:
     def __init__(self, op: LoopOp) -> None:
         self.op = op
         self.first = int(op.has_n_steps)  # of the arguments that are arrays
-        self.works = True
+        self.works = bool(config.scanlib__cuda) and config.scanlib__perform == "auto"
 
     @cached_property
     def loop(self) -> KernelLoop | LinearLoop | None:
@@ -67,7 +49,7 @@ class CudaRunner:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Return the results; None where the Op has no kernel, or it cannot be compiled."""
         device = inputs[0].device
-        driver = DEVICE.driver() if self.works and DEVICE.is_cuda(device) else None
+        driver = find_driver() if self.works and is_cuda(device) else None
         if driver is None:
             return None
         n_steps = int(inputs[0]) if self.first else None
@@ -82,7 +64,8 @@ class CudaRunner:
         if self.op.signature.has_stop and not can_hold(kernels, sizes):
             return None  # a condition that may end it late
         strides = [tuple(s * x.element_size() for s in x.stride()) for x in arrays]
-        call = kernels.call(sizes, strides, DEVICE.processors(device))
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        call = kernels.call(sizes, strides, processors)
         try:
             context = driver.primary_context(device.index or 0)
             handles = call.kernels.handles(driver, context)
@@ -90,7 +73,7 @@ class CudaRunner:
             self.works = False
             warnings.warn(f"{self.op} runs without its CUDA kernel: {error}", stacklevel=2)
             return None
-        with DEVICE.current(device), driver.current(context):
+        with torch.cuda.device(device), driver.current(context):
             made = run_call(call, driver, handles, arrays)
             results = kernels.results(arrays, made, sizes, _converted)
         checked = kernels.checked(results, sizes.steps)
@@ -121,22 +104,9 @@ def run_call(
     work = torch.empty(places[-1], dtype=torch.uint8, device=device)
     addresses = [x.data_ptr() for x in (*arrays, *outputs)]
     addresses += [work.data_ptr() + place for place in places[:-1]]
-    launch(driver, handles, call, addresses, DEVICE.stream(device))
+    launch(driver, handles, call, addresses, torch.cuda.current_stream(device).cuda_stream)
     return outputs
 
 
 def _converted(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     return tensor.to(torch_dtype(dtype))
-
-
-def with_kernels(op: LoopOp, portable: Run) -> Run:
-    """Return the function of tensors on a device: kernels on CUDA tensors, else `portable`."""
-    if not config.scanlib__cuda or config.scanlib__perform != "auto":
-        return portable
-    kernels = CudaRunner(op)
-
-    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        results = kernels(inputs)
-        return portable(inputs) if results is None else results
-
-    return run

@@ -21,19 +21,11 @@ from pytensor.link.pytorch.dispatch.basic import pytorch_funcify, pytorch_typify
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.type import RandomType
 
+from scanlib.backends.handler import functions
 from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.thunks import runner
-from scanlib.backends.torch.operator import (
-    Run,
-    Shapes,
-    add_entry,
-    caller,
-    device_of,
-    torch_dtype,
-)
+from scanlib.backends.torch.operator import Run, Shapes, device_of, operator_of, torch_dtype
 from scanlib.ops.graph import is_dense, is_numeric
-
-Perform = Callable[[Apply, Sequence[Any], list[list[Any]]], None]
 
 refuse = pytorch_funcify.dispatch(object)
 
@@ -68,17 +60,18 @@ def to_tensor(value: Any, others: Sequence[np.ndarray]) -> torch.Tensor:
     return torch.from_numpy(array.copy() if shared else array)
 
 
-def performed(node: Apply, perform: Perform) -> Callable[[Sequence[Any]], list[Any]]:
-    """Return what `perform` computes as a function of tensors on the CPU, and of generators."""
+def performed(node: Apply) -> Callable[[Sequence[Any]], list[Any]]:
+    """Return what an Op computes in Python, from tensors on the CPU and generators to such."""
+    node.op.prepare_node(node, None, None, "py")
+    compute = functions.performed(node)
 
     def run(inputs: Sequence[Any]) -> list[Any]:
         values = [x.value if isinstance(x, Held) else x for x in inputs]
         values = [x.numpy(force=True) if isinstance(x, torch.Tensor) else x for x in values]
-        storage: list[list[Any]] = [[None] for _ in node.outputs]
-        perform(node, values, storage)
+        found = compute(*values)
         arrays = [x for x in values if isinstance(x, np.ndarray)]
         results: list[Any] = []
-        for out, (value,) in zip(node.outputs, storage, strict=True):
+        for out, value in zip(node.outputs, found if node.outputs[1:] else [found], strict=True):
             results.append(to_tensor(value, arrays) if is_numeric(out) else Held(value))
             if is_numeric(out):
                 arrays.append(results[-1].numpy())
@@ -87,12 +80,10 @@ def performed(node: Apply, perform: Perform) -> Callable[[Sequence[Any]], list[A
     return run
 
 
-def beside_tensors(node: Apply, perform: Perform) -> Callable[..., Any]:
-    """Return the function of a node that has inputs or results which are no arrays.
-
-    Torch knows no operators of those, so that it runs between two graphs.
-    """
-    run = performed(node, perform)
+def beside_tensors(node: Apply) -> Callable[..., Any]:
+    """Return the function of a node with inputs or results that are no arrays: torch knows no
+    operators of those, so that it runs between two graphs."""
+    run = performed(node)
 
     def call(*inputs: Any) -> Any:
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
@@ -109,12 +100,11 @@ def compiled(op: Any, node: Apply) -> Run:
     Elementwise Ops without a function of NumPy or SciPy would run in Python for each item: they
     are compiled like loops. Other Ops that are no loops have functions of their own.
     """
-    otherwise = performed(node, _perform_elementwise if isinstance(op, Elemwise) else op.perform)
     program = None
     if config.scanlib__perform == "auto" and not getattr(op, "nfunc_spec", None):
         program = program_of_node(node)
     if program is None:
-        return otherwise
+        return performed(node)
     run_program = runner(program)  # whose results are arrays of their own
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -124,36 +114,13 @@ def compiled(op: Any, node: Apply) -> Run:
     return run
 
 
-def _perform_elementwise(node: Apply, values: Sequence[Any], storage: list[list[Any]]) -> None:
-    node.op.prepare_node(node, None, None, "py")
-    node.op.perform(node, values, storage)
-
-
-def operator_of(
-    node: Apply, content: str, identity: Any, run: Run, shapes: Shapes | None
-) -> Callable[..., Any]:
-    """Return the function that PyTensor's linker calls for a node over arrays.
-
-    See `scanlib.backends.torch.operator.add_entry`.
-    """
-    given, dtypes = (
-        [torch_dtype(variable.type.dtype) for variable in variables]
-        for variables in (node.inputs, node.outputs)
-    )
-    entry = add_entry(content, identity, run=run, shapes=shapes, dtypes=dtypes, given=given)
-    return caller(entry, len(node.outputs) == 1)
-
-
 def on_host(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-    """Return the function that runs a node as PyTensor's other linkers do.
-
-    `NotImplementedError` if it has inputs or results that have no counterpart beside tensors,
-    sparse matrices say.
-    """
+    """Return the function that runs a node as PyTensor's other linkers do; `NotImplementedError` if
+    an input or a result has no counterpart beside tensors, a sparse matrix say."""
     variables = [*node.inputs, *node.outputs]
     if all(map(is_dense, variables)) and node.inputs:
         elementwise = isinstance(op, Elemwise)
-        run = compiled(op, node) if elementwise else performed(node, op.perform)
+        run = compiled(op, node) if elementwise else performed(node)
         dtypes = [torch_dtype(out.type.dtype) for out in node.outputs]
 
         def anywhere(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -169,7 +136,7 @@ def on_host(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
         # Constants are handed on by torch: an axis, a slice.
         if not (is_dense(variable) or is_generator or isinstance(variable, Constant)):
             return refuse(op, node=node, **kwargs)
-    return beside_tensors(node, op.perform)
+    return beside_tensors(node)
 
 
 def _broadcast(node: Apply) -> Shapes:

@@ -18,6 +18,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
+from pytensor.graph.basic import Apply
 from torch.autograd import forward_ad
 
 from scanlib._compat.torch import differentiated_by_function, without_derivatives
@@ -40,34 +41,18 @@ class Entry:
 
     `run` goes from tensors to new tensors, none of which shares memory with an input; `shapes` from
     the inputs, which may have no values, to the shapes of the results. It is None where shapes
-    depend on values; then `torch.compile` must not see the operator. `given` are the dtypes of the
-    inputs, `dtypes` those of the results. Entries that compute the same have equal identities.
+    depend on values; then `torch.compile` must not see the operator. `dtypes` are those of the
+    results. Entries that compute the same have equal identities.
     """
 
     name: str
     run: Run
     shapes: Shapes | None
     dtypes: list[torch.dtype]
-    given: list[torch.dtype]
     identity: object
 
 
 _table: WeakValueDictionary[str, Entry] = WeakValueDictionary()
-
-
-def add_entry(content: str, identity: object, **parts: Any) -> Entry:
-    """Put an Op into the table, for as long as the entry lives; `parts` are the rest of the
-    `Entry`.
-
-    `content` says what is computed, in the same words in every process. Where two Ops are said in
-    the same words, the later one has another name.
-    """
-    name = _digest(content)
-    while (found := _table.get(name)) is not None and found.identity != identity:
-        name = _digest(name)
-    if found is None:
-        found = _table[name] = Entry(name, identity=identity, **parts)
-    return found
 
 
 def _digest(text: str) -> str:
@@ -140,10 +125,8 @@ def refuse_gradient() -> None:
 
 
 def check_not_differentiated(tensors: Sequence[torch.Tensor]) -> None:
-    """Refuse what torch differentiates forwards, or by `torch.func`.
-
-    Forwards, it would take all derivatives of an operator that it does not know as zero.
-    """
+    """Refuse what torch differentiates by `torch.func`, or forwards, where it takes the derivatives
+    of operators that it does not know as zero."""
     for tensor in tensors:
         by_function = tensor.requires_grad and differentiated_by_function(tensor)
         if by_function or forward_ad.unpack_dual(tensor).tangent is not None:
@@ -172,23 +155,30 @@ def run_with_autograd(inputs: list[torch.Tensor], name: str) -> list[torch.Tenso
         return run_operator(inputs, name)
 
 
-def caller(entry: Entry, single: bool) -> Callable[..., Any]:
-    """Return the function of tensors that PyTensor's linker calls."""
+def operator_of(
+    node: Apply, content: str, identity: object, run: Run, shapes: Shapes | None
+) -> Callable[..., Any]:
+    """Return what PyTensor's linker calls for a node over arrays, whose Op is in the table as long.
 
-    given = list(enumerate(entry.given))
+    `content` says what is computed, in the same words in every process. Where two Ops are said in
+    the same words, the later one has another name. For the rest see `Entry`.
+    """
+    given, dtypes = (
+        [torch_dtype(variable.type.dtype) for variable in variables]
+        for variables in (node.inputs, node.outputs)
+    )
+    name, single, typed = _digest(content), len(dtypes) == 1, list(enumerate(given))
+    while (entry := _table.get(name)) is not None and entry.identity != identity:
+        name = _digest(name)
+    if entry is None:
+        entry = _table[name] = Entry(name, run, shapes, dtypes, identity)
 
-    def typed(inputs: Sequence[Any]) -> list[torch.Tensor]:
+    def call(*inputs: Any) -> Any:
         # What torch computes has other dtypes now and then: a root of integers is float32.
-        return [torch.as_tensor(inputs[k]).to(dtype) for k, dtype in given]
-
-    def run(*inputs: Any) -> Any:
-        tensors = typed(inputs)
+        tensors = [torch.as_tensor(inputs[k]).to(dtype) for k, dtype in typed]
         if not torch.compiler.is_compiling():
             check_not_differentiated(tensors)
         results = run_operator(tensors, entry.name)
         return results[0] if single else tuple(results)
 
-    if entry.shapes is not None:
-        return run
-
-    return torch.compiler.disable(run)
+    return call if entry.shapes is not None else torch.compiler.disable(call)

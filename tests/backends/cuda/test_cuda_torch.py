@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytensor
@@ -36,29 +37,17 @@ from tests.cuda_device import (  # noqa: E402
 from tests.linear import Recurrence  # noqa: E402
 
 
-class EmulatedDevice(cuda.Device):
-    def is_cuda(self, device):
-        return True
-
-    def driver(self):
-        return emulated_driver()
-
-    def processors(self, device):
-        return 2
-
-    def stream(self, device):
-        return 0
-
-    def current(self, device):
-        return contextlib.nullcontext()
-
-
 @contextlib.contextmanager
 def tensors_on_device(monkeypatch):
     """CPU tensors count as CUDA tensors; `torch.compile`, which takes seconds, is left out."""
     stance = torch.compiler.set_stance("force_eager")
     monkeypatch.setattr(loops, "is_on_cpu", lambda tensors: False)
-    monkeypatch.setattr(cuda, "DEVICE", EmulatedDevice())
+    monkeypatch.setattr(cuda, "is_cuda", lambda device: True)
+    monkeypatch.setattr(cuda, "find_driver", emulated_driver)
+    properties, stream = SimpleNamespace(multi_processor_count=2), SimpleNamespace(cuda_stream=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(launching, "compile_kernels", compile_for_host())
     with stance, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable")

@@ -276,7 +276,7 @@ class TestXLA:
 
     def test_loops_that_are_not_known_are_errors(self):
         jax = pytest.importorskip("jax", reason="jax is not installed")
-        from scanlib.backends.jax.handlers import TARGET, program_handler
+        from scanlib.backends.jax.kernels import TARGET, program_handler
 
         program_handler()
         call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct((2,), "float32"))

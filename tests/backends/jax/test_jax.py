@@ -18,8 +18,7 @@ jax = pytest.importorskip("jax", reason="jax is not installed")
 
 from pytensor.compile.mode import get_mode  # noqa: E402
 
-from scanlib.backends.jax.handlers import TARGET  # noqa: E402
-from scanlib.backends.jax.kernels import is_compiled  # noqa: E402
+from scanlib.backends.jax.kernels import TARGET, is_compiled  # noqa: E402
 from tests.linear import Recurrence  # noqa: E402
 
 JAX = get_mode("JAX")
