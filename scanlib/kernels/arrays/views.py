@@ -73,8 +73,8 @@ RESHAPED = "cannot reshape array of size {} into "
 # Numbers
 
 
-@rule(TensorFromScalar, ScalarFromTensor)
-def write_scalar_type(step: Step, node: Apply) -> None:
+@rule(TensorFromScalar, ScalarFromTensor, DeepCopyOp)
+def write_same(step: Step, node: Apply) -> None:
     step.alias(node.outputs[0], node.inputs[0])
 
 
@@ -184,23 +184,11 @@ def write_specify_shape(step: Step, node: Apply) -> None:
 
 @rule(Reshape)
 def write_reshape(step: Step, node: Apply) -> None:
-    inp, shape = node.inputs
-    if inp in step.items and None not in node.outputs[0].type.shape:
-        step.items[node.outputs[0]] = step.items[inp]
+    (inp, shape), (out,) = node.inputs, node.outputs
+    if inp in step.items and None not in out.type.shape:
+        step.items[out] = step.items[inp]
         return
-    reshape(step, inp, node.outputs[0], numbers_of(step, shape))
-
-
-def numbers_of(step: Step, vector: Variable) -> list[Size]:
-    """Return a vector of integers that are known before the first step."""
-    if isinstance(vector, Constant):
-        return [int(size) for size in vector.data]
-    if vector not in step.items:
-        raise NoKernelError("a shape that is computed as a vector has no kernel")
-    return [step.size_of(size) for size in step.items[vector]]
-
-
-def reshape(step: Step, inp: Variable, out: Variable, wanted: list[Size]) -> None:
+    wanted = numbers_of(step, shape)
     if inp.type.ndim == 0:
         step.bind_number(out, step.number(inp))
         return
@@ -220,6 +208,15 @@ def reshape(step: Step, inp: Variable, out: Variable, wanted: list[Size]) -> Non
     step.require(product(*wanted), items, "ValueError", text, [items, *wanted])
     strides = step.sizes.contiguous_strides(place.itemsize, tuple(wanted))
     step.bind_place(out, place.view(wanted, strides))
+
+
+def numbers_of(step: Step, vector: Variable) -> list[Size]:
+    """Return a vector of integers that are known before the first step."""
+    if isinstance(vector, Constant):
+        return [int(size) for size in vector.data]
+    if vector not in step.items:
+        raise NoKernelError("a shape that is computed as a vector has no kernel")
+    return [step.size_of(size) for size in step.items[vector]]
 
 
 @rule(ExtractDiag)
@@ -430,18 +427,6 @@ def broadcast(
 
 
 # New arrays
-
-
-@rule(DeepCopyOp)
-def write_deep_copy(step: Step, node: Apply) -> None:
-    (inp,), (out,) = node.inputs, node.outputs
-    if inp.type.ndim == 0:
-        step.bind_number(out, step.number(inp))
-        return
-    place = step.place(inp)
-    target = step.target(out, place.sizes)
-    write_copy(step, place, target)
-    step.bind_place(out, target)
 
 
 @rule(Alloc)
