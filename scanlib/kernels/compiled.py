@@ -22,7 +22,7 @@ from pytensor.configdefaults import config
 from scanlib import kept_files
 from scanlib.kernels.language import Function, Kernel
 from scanlib.kernels.printers.llvm import count_loops, print_kernels, shared_functions
-from scanlib.kernels.processor import has_fused_multiply_add, processor
+from scanlib.kernels.processor import processor
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.thread_parts import combining_kernel
 
@@ -54,10 +54,8 @@ _texts: WeakKeyDictionary[LoopProgram, str] = WeakKeyDictionary()
 
 def program_text(program: LoopProgram) -> str:
     """Return the module of a loop's kernels."""
-    if program in _texts:
-        return _texts[program]
-    whole = _kernels_of(program)
-    _texts[program] = print_kernels(*whole, fused=has_fused_multiply_add())
+    if program not in _texts:
+        _texts[program] = print_kernels(*_kernels_of(program))
     return _texts[program]
 
 
@@ -90,7 +88,7 @@ _loaded: dict[str, CompiledKernels] = {}
 
 def _load_shared(roots: Sequence[Kernel | Function]) -> None:
     """Let modules find the shared functions that kernels call: each is compiled by itself, once."""
-    for symbol, text in shared_functions(*roots, fused=has_fused_multiply_add()).items():
+    for symbol, text in shared_functions(*roots).items():
         if symbol not in _loaded:
             _loaded[symbol] = _load(_object_code(text), [symbol])
             llvm.add_symbol(symbol, _loaded[symbol].entries[symbol])
