@@ -81,6 +81,16 @@ def parts_of(dtype: str) -> str | None:
     return None
 
 
+def limit(dtype: str, largest: bool) -> float:
+    """Return the number that no other one of a real dtype is above, or below."""
+    kind = np.dtype(dtype).kind
+    if kind == "f":
+        return np.inf if largest else -np.inf
+    if kind == "b":
+        return largest
+    return int(np.iinfo(dtype).max if largest else np.iinfo(dtype).min)
+
+
 def added(x: Number, y: Number) -> Number:
     """Return the sum of two numbers of one dtype; that of truth values says whether one is true."""
     if isinstance(x, Pair) and isinstance(y, Pair):

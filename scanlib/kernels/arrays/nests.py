@@ -25,7 +25,7 @@ from scanlib.kernels.arrays.array_step import Destination, Step, rule
 from scanlib.kernels.arrays.sizes import Expression, Size, product
 from scanlib.kernels.arrays.workspace import Place, is_contiguous
 from scanlib.kernels.language import INT64, Value
-from scanlib.kernels.scalars import LanesError, Number, added, multiplied, parts_of
+from scanlib.kernels.scalars import LanesError, Number, added, limit, multiplied, parts_of
 from scanlib.kernels.spans import (
     Total,
     itemsize,
@@ -494,17 +494,9 @@ class Reduction:
         return self.step.scalars.number_as(item, self.dtype)
 
     def identity(self) -> Number:
-        op, dtype = self.op.scalar_op, np.dtype(self.dtype)
-        if isinstance(op, ScalarMaximum | ScalarMinimum):
-            largest = isinstance(op, ScalarMinimum)
-            if dtype.kind == "f":
-                value = np.inf if largest else -np.inf
-            elif dtype.kind == "b":
-                value = largest
-            else:
-                value = np.iinfo(dtype).max if largest else np.iinfo(dtype).min
-        else:
-            value = op.identity
+        op, is_minimum = self.op.scalar_op, isinstance(self.op.scalar_op, ScalarMinimum)
+        is_extreme = is_minimum or isinstance(op, ScalarMaximum)
+        value = limit(self.dtype, largest=is_minimum) if is_extreme else op.identity
         return self.step.scalars.constant(value, self.dtype)
 
     def combined(self, one: Number, other: Number) -> Number:

@@ -28,7 +28,7 @@ from scanlib.kernels.arrays.sizes import total
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
 from scanlib.kernels.linalg.matrices import shared
-from scanlib.kernels.scalars import NoKernelError, Number, parts_of, real
+from scanlib.kernels.scalars import NoKernelError, Number, limit, parts_of, real
 from scanlib.kernels.spans import load_number
 from scanlib.ops.graph import core_op
 
@@ -135,14 +135,13 @@ def _write_run(
     (kind, *_), (items, *_), (first, last) = columns[0], scratch, ends
     counter, item, size = _counter(kind), kind.itemsize, last - first
     several = Type(kind.dtype, LANES)
-    largest = np.inf if kind.is_float else np.iinfo(kind.dtype).max
     lanes = w.constant(range(LANES), counter)
     with w.loop(0, size, LANES) as block:
         for (own, spare, _), to in zip(columns, scratch, strict=True):
             value = w.load(Type(own.dtype, LANES), spare, (first + block) * own.itemsize)
             if to is items:
                 is_own = lanes < w.splat(w.cast(size - block, counter.dtype), LANES)
-                value = w.select(is_own, value, w.constant(largest, several))
+                value = w.select(is_own, value, w.constant(limit(kind.dtype, True), several))
             w.store(to, block * own.itemsize, value)
     with w.loop(0, size, LANES) as block:
         mine, before = w.load(several, items, block * item), w.local(0, counter)
