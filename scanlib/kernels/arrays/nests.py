@@ -30,6 +30,7 @@ from scanlib.kernels.spans import (
     Total,
     itemsize,
     lane_counts,
+    lane_pieces,
     load_number,
     spread,
     store_number,
@@ -181,8 +182,8 @@ def possible_lanes(arrays: Sequence[Walk], size: Size) -> list[int]:
     if not side_by_side or any(parts_of(array.dtype) is not None for array in arrays):
         return [1]
     lanes = REGISTER // max(itemsize(array.dtype) for array in arrays)
-    if isinstance(size, int) and len(_pieces(size, lanes)) <= MOST_UNROLLED:
-        return sorted(set(_pieces(size, lanes)) | {1}, reverse=True)
+    if isinstance(size, int) and len(lane_pieces(size, lanes)) <= MOST_UNROLLED:
+        return sorted({1, *(count for _, count in lane_pieces(size, lanes))}, reverse=True)
     return [*lane_counts(lanes), 1]
 
 
@@ -203,44 +204,23 @@ def innermost(
         write(1)
         return
     if isinstance(size, int):
-        pieces = _pieces(size, lanes)
-        if len(pieces) <= MOST_UNROLLED:
-            if not _try(step, lambda: _unrolled(pieces, at)):
-                _unrolled([1] * size, at) if size <= MOST_UNROLLED else _loop(step, size, at)
-            return
+        for several in (lanes, 1):
+            pieces = lane_pieces(size, several)
+            if len(pieces) <= MOST_UNROLLED and _unrolled(step, pieces, at):
+                return
     w, whole = step.writer, step.value(size)
     most = w.select(whole > MOST_BY_ITEM, whole, 0) if by_item else None
     walk(w, w.constant(0, INT64), whole, lane_counts(lanes), at, most)
 
 
-def _pieces(size: int, lanes: int) -> list[int]:
-    """Return the numbers of items that are taken at once, powers of two, as many as lanes."""
-    pieces = []
-    while size:
-        while lanes > size:
-            lanes //= 2
-        pieces.append(lanes)
-        size -= lanes
-    return pieces
-
-
-def _unrolled(pieces: Sequence[int], at: Callable[[Value | int, int], None]) -> None:
-    first = 0
-    for taken in pieces:
-        at(first, taken)
-        first += taken
-
-
-def _loop(step: Step, size: Size, at: Callable[[Value | int, int], None]) -> None:
-    with step.writer.loop(0, step.value(size)) as index:
-        at(index, 1)
-
-
-def _try(step: Step, write: Callable[[], None]) -> bool:
-    """Write something; take it back and return False where an operation is for single numbers."""
+def _unrolled(
+    step: Step, pieces: Sequence[tuple[int, int]], at: Callable[[Value | int, int], None]
+) -> bool:
+    """Write some items after others; False, and nothing, where an operation is for single ones."""
     before = len(step.writer.block.statements)
     try:
-        write()
+        for first, taken in pieces:
+            at(first, taken)
     except LanesError:
         del step.writer.block.statements[before:]
         return False

@@ -24,7 +24,7 @@ from math import inf
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
-from scanlib.kernels.spans import any_lane, over_lanes
+from scanlib.kernels.spans import any_lane, lane_pieces, over_lanes
 
 VECTOR_BYTES = 64
 # How many vectors a tile has, and how many terms are summed apart so that additions need not wait
@@ -251,15 +251,7 @@ class SmallVectors:
         self.itemsize = self.type.itemsize
         self.zero = w.constant(0, self.type)
         self.places = [min(lane, size - 1) for lane in range(self.lanes)]
-
-    def pieces(self) -> list[tuple[int, int]]:
-        """Return the powers of two that are the size together, and where they begin."""
-        found, place = [], 0
-        for count in (16, 8, 4, 2, 1):
-            if self.size & count:
-                found.append((place, count))
-                place += count
-        return found
+        self.pieces = lane_pieces(size, self.lanes)
 
     def load(self, pointer: Value, offset: Value | int) -> Value:
         w = self.w
@@ -270,7 +262,7 @@ class SmallVectors:
                 pointer,
                 offset + place * self.itemsize if place else offset,
             )
-            for place, count in self.pieces()
+            for place, count in self.pieces
         ]
         value, have = items[0], items[0].type.lanes
         for item in items[1:]:
@@ -291,7 +283,7 @@ class SmallVectors:
     def store(self, pointer: Value, offset: Value | int, value: Value) -> None:
         w = self.w
         offset = w.as_value(offset, INT64)
-        for place, count in self.pieces():
+        for place, count in self.pieces:
             at = offset + place * self.itemsize if place else offset
             if count == self.lanes:
                 part = value
