@@ -15,6 +15,7 @@ trusted; nor can shifts whose sums may overflow.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -145,19 +146,14 @@ CLAMP = Formulas(
 )
 
 
-def scan_maximum(block: StepBlock, steps: Steps) -> Value:
-    """Write the scan of a running maximum; return whether it can be trusted."""
-    return _scan_extreme(block, MAXIMUM, steps)
-
-
-def scan_minimum(block: StepBlock, steps: Steps) -> Value:
-    return _scan_extreme(block, MINIMUM, steps)
-
-
-def _scan_extreme(block: StepBlock, formulas: Formulas, steps: Steps) -> Value:
+def _scan_extreme(formulas: Formulas, block: StepBlock, steps: Steps) -> Value:
+    """Write the scan of a running extreme; return whether it can be trusted."""
     test = above(np.inf) if steps.before.type.is_float else None
     given = replace(steps, elements=steps.elements[1:])
     return LaneScan(block, formulas, given, Bounds((test,))).write()[1]
+
+
+scan_maximum, scan_minimum = (partial(_scan_extreme, formulas) for formulas in (MAXIMUM, MINIMUM))
 
 
 def scan(block: StepBlock, steps: Steps) -> Value:
