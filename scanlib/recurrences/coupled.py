@@ -115,22 +115,20 @@ def _some_extreme(block: StepBlock, items: Items) -> Value:
     return some_one_by_one(w, items, block.size, lambda value: is_extreme(w, value))
 
 
+@dataclass
 class _Groups:
     """Writes the loop over groups of some steps."""
 
-    def __init__(
-        self,
-        block: StepBlock,
-        recurrence: Recurrence,
-        elements: Mapping[int, Items],
-        histories: Mapping[int, History],
-        delays: Collection[int],
-        steps: int,
-    ) -> None:
-        self.block, self.w, self.recurrence = block, block.writer, recurrence
-        self.elements, self.histories, self.steps = elements, histories, steps
-        self.delays = delays
-        self.dtype = histories[recurrence.parts[0]].values.dtype
+    block: StepBlock
+    recurrence: Recurrence
+    elements: Mapping[int, Items]
+    histories: Mapping[int, History]
+    delays: Collection[int]
+    steps: int
+
+    def __post_init__(self) -> None:
+        self.w = self.block.writer
+        self.dtype = self.histories[self.recurrence.parts[0]].values.dtype
         self.kept: dict[Symbol, Cell] = {}
         self.arithmetic = Arithmetic(self.w)
 
@@ -166,7 +164,8 @@ class _Groups:
         read: dict[Symbol, Number] = {}
         values: dict[Symbol, Number] = {}
         for u in range(self.steps):
-            item = cache(partial(self.element, self.at(j, u)))
+            at = (j - u if self.block.reverse else j + u) if u else j
+            item = cache(partial(self.element, at))
             current: dict[int, _Form] = {}
             rows = zip(
                 self.recurrence.parts,
@@ -211,12 +210,6 @@ class _Groups:
             self.histories[part].at(u).store(j, total)
         for symbol, cell in self.kept.items():
             cell.value = values[symbol]
-
-    def at(self, j: Value, u: int) -> Value:
-        """Return the place of a step of the group in the order of memory."""
-        if not u:
-            return j
-        return j - u if self.block.reverse else j + u
 
     def element(self, at: Value, k: int) -> Number:
         return self.elements[k].load(at)
