@@ -98,7 +98,8 @@ def _object_code(text: str) -> bytes:
     """Return the object code of a module, from disk if it is there."""
     name, features = processor()
     identity = "\n".join([text, name, features, str(llvm.llvm_version_info), _source()])
-    path = _folder() / f"{sha256(identity.encode()).hexdigest()}.o"
+    folder = Path(config.compiledir) / "scanlib_kernels"
+    path = folder / f"{sha256(identity.encode()).hexdigest()}.o"
     kept = kept_files.read_sealed(path)
     if kept is None:
         kept = _compile(text)
@@ -110,10 +111,6 @@ def _object_code(text: str) -> bytes:
 def _source() -> str:
     """Return the text of this module, which says how LLVM optimizes."""
     return Path(__file__).read_text(encoding="utf-8")
-
-
-def _folder() -> Path:
-    return Path(config.compiledir) / "scanlib_kernels"
 
 
 def _machine() -> Any:

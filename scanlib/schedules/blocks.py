@@ -21,8 +21,8 @@ are an output of one channel, in the output, else in a buffer. Its own value is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
@@ -250,25 +250,14 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         self.low = self.steps - i - self.n if self.reverse else i
         with ExitStack() as stack:
             for axis in range(loop.layout.ndim):
-                stack.enter_context(self.channels(axis))
+                number = loop.loops.get((id(loop.plan.targets[0]), axis))
+                size = w.constant(1, INT64) if number is None else self.length(number)
+                self.indices.append(stack.enter_context(w.loop(0, size)))
             with self.scalars.scope():
                 if loop.layout.ndim:
                     self.write_constants()
                 self.write_block()
         self.indices = []
-
-    @contextmanager
-    def channels(self, axis: int) -> Iterator[None]:
-        """Write a loop over channels."""
-        loop = self.loop
-        target = loop.plan.targets[0]
-        size: Value = self.w.constant(1, INT64)
-        number = loop.loops.get((id(target), axis))
-        if number is not None:
-            size = self.length(number)
-        with self.w.loop(0, size) as index:
-            self.indices.append(index)
-            yield
 
     def write_block(self) -> None:
         """Write one block of one channel."""

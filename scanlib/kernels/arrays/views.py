@@ -433,21 +433,15 @@ def broadcast(
 def write_alloc(step: Step, node: Apply) -> None:
     value, *sizes = node.inputs
     out = node.outputs[0]
-    known = _checked_sizes(step, sizes)
+    known = list(map(step.size_of, sizes))
+    for size in known:
+        if not (isinstance(size, Given) and size.kind == "dim"):
+            step.require_not_below(size, 0, "ValueError", NEGATIVE, [size])
     target = step.target(out, known)
     number = step.only_number(value)
     source = number if number is not None else broadcast(step, value, target.sizes, FILLED)
     write_copy(step, source, target)
     step.bind_place(out, target)
-
-
-def _checked_sizes(step: Step, numbers: Sequence[Variable]) -> list[Size]:
-    """Return the sizes of a new array, none of which may be negative."""
-    sizes = list(map(step.size_of, numbers))
-    for size in sizes:
-        if not (isinstance(size, Given) and size.kind == "dim"):
-            step.require_not_below(size, 0, "ValueError", NEGATIVE, [size])
-    return sizes
 
 
 @rule(ARange)
