@@ -29,7 +29,7 @@ from scanlib.kernels.spans import any_lane, lane_pieces, over_lanes
 VECTOR_BYTES = 64
 # How many vectors a tile has, and how many terms are summed apart so that additions need not wait
 # for one another.
-_TILES = ((4, 2), (2, 4), (1, 4))
+_TILES, _APART = ((4, 2), (2, 4)), 4  # of a single vector as well
 
 
 def choose(w: Writer, size: Value, cases: Sequence[tuple[int, Callable[[], None]]]) -> None:
@@ -87,16 +87,16 @@ class Combination:
         place: Value = w.constant(0, INT64)
         is_real = self.semiring == "real"
         wide = is_real and lanes * self.itemsize == VECTOR_BYTES
-        for vectors, apart in _TILES[:-1] if wide else ():
+        for vectors, apart in _TILES if wide else ():
             size = vectors * lanes
             end = place + ((self.width - place) & -size)
             with w.loop(place, end, size) as c:
-                self.sums(c, kind, vectors, apart)
+                self.sums(c, Type(self.dtype, size), apart)
             place = end
         with w.loop(place, self.width, lanes) as c:
             first = less(w, c, self.width - lanes) if lanes > 1 else c
             if is_real:
-                self.sums(first, kind, *_TILES[-1])
+                self.sums(first, kind, _APART)
             else:
                 self.extremes(first, kind)
 
@@ -104,33 +104,27 @@ class Combination:
         value = self.w.load(Type(self.dtype), self.factors, j * self.itemsize)
         return self.w.splat(value, lanes) if lanes > 1 else value
 
-    def sums(self, c: Value, kind: Type, vectors: int, apart: int) -> None:
-        w = self.w
-        places = [(c + v * kind.lanes) * self.itemsize for v in range(vectors)]
-        firsts: list[Value] = [w.constant(0, kind) for _ in places]
-        if self.add is not None:
-            firsts = [w.load(kind, self.add, place) for place in places]
-        sums = [[w.local(first) for first in firsts]]
-        sums += [[w.local(0.0, kind) for _ in places] for _ in range(apart - 1)]
+    def sums(self, c: Value, kind: Type, apart: int) -> None:
+        """Write sums of products, as many as `kind` has lanes, whose terms are summed `apart`."""
+        w, place = self.w, c * self.itemsize
+        zero: Value = w.constant(0, kind)
+        sums = [w.local(zero if self.add is None else w.load(kind, self.add, place))]
+        sums += [w.local(zero) for _ in range(apart - 1)]
 
-        def term(j: Value, totals: list[Local]) -> None:
-            row = j * self.rows.row_stride
-            items = [w.load(kind, self.rows.pointer, row + place) for place in places]
-            factor = self.factor(j, kind.lanes)
-            for item, total in zip(items, totals, strict=True):
-                w.assign(total, w.fma(item, factor, w.copy(total)))
+        def term(j: Value, total: Local) -> None:
+            row = w.load(kind, self.rows.pointer, j * self.rows.row_stride + place)
+            w.assign(total, w.fma(row, self.factor(j, kind.lanes), w.copy(total)))
 
         whole = self.terms & -apart
         with w.loop(0, whole, apart) as j:
-            for part, totals in enumerate(sums):
-                term(j + part if part else j, totals)
+            for part, total in enumerate(sums):
+                term(j + part if part else j, total)
         with w.loop(whole, self.terms) as j:
             term(j, sums[0])
-        for v, place in enumerate(places):
-            found: list[Value] = [w.copy(totals[v]) for totals in sums]
-            while len(found) > 1:
-                found = [a + b for a, b in zip(found[::2], found[1::2], strict=True)]
-            w.store(self.out, place, found[0])
+        found: list[Value] = list(map(w.copy, sums))
+        while len(found) > 1:
+            found = [a + b for a, b in zip(found[::2], found[1::2], strict=True)]
+        w.store(self.out, place, found[0])
 
     def extremes(self, c: Value, kind: Type) -> None:
         """Write the extreme, or the logarithm of the sum of exponentials, of sums."""
