@@ -126,13 +126,9 @@ def can_slice(op: ElemwiseScan) -> bool:
 
 def least_row(op: ElemwiseScan) -> int:
     """Return how many channels a slice has at least."""
-    least = LEAST_CHEAP_ROW if _is_cheap_step(op) else LEAST_ROW
+    is_cheap_step = all(is_cheap(node.op) for node in op.body.toposort())
+    least = LEAST_CHEAP_ROW if is_cheap_step else LEAST_ROW
     return min(least, config.scanlib__parallel_channels)
-
-
-def _is_cheap_step(op: ElemwiseScan) -> bool:
-    """Whether the steps of a loop do little but read and write."""
-    return all(is_cheap(node.op) for node in op.body.toposort())
 
 
 def can_chunk(op: ElemwiseScan) -> bool:
