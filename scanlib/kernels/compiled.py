@@ -7,8 +7,7 @@ the code is made of, so there is no version to be raised when a kernel changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -128,24 +127,14 @@ def _compile(text: str) -> bytes:
     for name in PASSES:
         getattr(passes, f"add_{name}_pass")()
     passes.run(module, builder)
-    with _without_strength_reduction(count_loops(text) > MANY_LOOPS):
-        return machine.emit_object(module)
-
-
-@contextmanager
-def _without_strength_reduction(off: bool) -> Iterator[None]:
-    """Switch off what keeps an address of every loop in a variable of its own.
-
-    LLVM takes the square of the number of loops for it: ten of eleven seconds for the gradient of
-    a Kalman filter. Kernels of fewer loops take up to 1.2 times as long without (two channels).
-    """
-    if off:
-        llvm.set_option("scanlib", "-disable-lsr=1")
+    # What keeps an address of every loop in a variable of its own takes the square of the number of
+    # loops: ten of eleven seconds for the gradient of a Kalman filter. Kernels of fewer loops take
+    # up to 1.2 times as long without (two channels).
+    llvm.set_option("scanlib", f"-disable-lsr={int(count_loops(text) > MANY_LOOPS)}")
     try:
-        yield
+        return machine.emit_object(module)
     finally:
-        if off:
-            llvm.set_option("scanlib", "-disable-lsr=0")
+        llvm.set_option("scanlib", "-disable-lsr=0")
 
 
 def _load(code: bytes, names: Sequence[str]) -> CompiledKernels:
