@@ -27,13 +27,7 @@ from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import INDEX_WRITES, thaw_graph
-from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
-    algebra,
-    blockwise,
-    gathers,
-    orders,
-    views,
-)
+from scanlib.kernels.arrays import algebra, blockwise, orders, views  # noqa: F401  (their rules)
 from scanlib.kernels.arrays.array_step import RULES, Destination, Step, overwrites
 from scanlib.kernels.arrays.decompositions import decompose, is_decomposed
 from scanlib.kernels.arrays.nests import deliver, require_shape, write_copy
