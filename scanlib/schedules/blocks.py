@@ -21,7 +21,7 @@ are an output of one channel, in the output, else in a buffer. Its own value is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -335,11 +335,8 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         start = self.low * stride + self.offset(name, 1)
         apart = stride.differs(own.itemsize)
         with w.when(apart):
-            self.for_each(
-                lambda j: own.store(
-                    j, load_number(w, own.dtype, self.data(name), start + j * stride)
-                )
-            )
+            for j in self.each_step():
+                own.store(j, load_number(w, own.dtype, self.data(name), start + j * stride))
         pointer = w.select(apart, own.pointer, self.data(name))
         return Span(w, own.dtype, pointer, w.select(apart, own.start, start))
 
@@ -629,26 +626,20 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                     value = self.values[part].load(k if self.reverse else self.n + k)
                     store_number(w, *self.place_of_value(part, k), value)
             elif not self.is_direct(part):
-                self.for_each(partial(self.write_history, part, 0 if self.reverse else depth))
-        for number in range(len(self.output_buffers)):
-            self.for_each(partial(self.write_output, number))
+                first = 0 if self.reverse else depth
+                for j in self.each_step():
+                    value = self.values[part].load(j + first)
+                    store_number(w, *self.place_of_value(part, self.low + j + first), value)
+        for number, output in enumerate(self.output_buffers):
+            name = f"z{number}"
+            for j in self.each_step():
+                at = (self.low + j) * self.stride_of(name, 0) + self.offset(name, 1)
+                store_number(w, self.data(name), at, output.load(j))
 
-    def write_history(self, part: int, first: int, j: Value) -> None:
-        """Write a value of the block where a part of several channels has it."""
-        value = self.values[part].load(j + first)
-        store_number(self.w, *self.place_of_value(part, self.low + j + first), value)
-
-    def write_output(self, number: int, j: Value) -> None:
-        """Write an output of the block where several channels have it."""
-        name = f"z{number}"
-        at = (self.low + j) * self.stride_of(name, 0) + self.offset(name, 1)
-        store_number(self.w, self.data(name), at, self.output_buffers[number].load(j))
-
-    def for_each(self, write: Callable[[Value], None]) -> None:
-        """Write something for each step of the block, a few steps in one pass."""
+    def each_step(self) -> Iterator[Value]:
+        """Write loops over the steps of the block, a few in one pass; yield each."""
         w, done = self.w, self.n & -UNROLLED
         with w.loop(0, done, UNROLLED) as first:
-            for k in range(UNROLLED):
-                write(first + k)
+            yield from (first + k for k in range(UNROLLED))
         with w.loop(done, self.n) as j:
-            write(j)
+            yield j
