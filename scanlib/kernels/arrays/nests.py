@@ -492,24 +492,22 @@ class Reduction:
         sizes = self.tree.loops()
         kept = [axis for axis in range(len(sizes)) if axis not in self.axes]
         if not kept:
-            self.write_number(sizes)
+            arrays = self.tree.prepare()
+            total = self.collect(arrays, collapse(step, arrays, sizes), 0)
+            step.bind_number(self.out, step.scalars.number_as(total, self.out.type.dtype))
             return
         outer = [sizes[axis] for axis in kept]
         target = step.target(self.out, outer)
         sums = target if self.dtype == self.out.type.dtype else step.fresh(self.dtype, outer)
-        if all(axis > kept[-1] for axis in self.axes):
-            self.write_inner(sizes, len(kept), sums)
+        if all(axis > kept[-1] for axis in self.axes):  # the last ones
+            arrays, result = self.tree.prepare(), walked(step, sums, sums.sizes)
+            with over(step, [*arrays, result], outer):
+                result.store(step, self.collect(arrays, sizes, len(kept)))
         else:
             self.write_outer(sizes, kept, sums)
         if sums is not target:
             write_copy(step, sums, target)
         step.bind_place(self.out, target)
-
-    def write_number(self, sizes: list[Size]) -> None:
-        arrays = self.tree.prepare()
-        loops = collapse(self.step, arrays, sizes)
-        total = self.collect(arrays, loops, 0)
-        self.step.bind_number(self.out, self.step.scalars.number_as(total, self.out.type.dtype))
 
     def collect(self, arrays: list[Walk], loops: list[Size], first: int) -> Number:
         """Write the loops from an axis on, and return what they give together."""
@@ -518,14 +516,6 @@ class Reduction:
         total = Total(w, self.identity(), lanes, self.combined)
         nest(step, arrays, loops, lambda count: total.add(self.item(count)), first)
         return total.after()
-
-    def write_inner(self, sizes: list[Size], lead: int, sums: Place) -> None:
-        """Write a reduction over the last axes."""
-        step = self.step
-        arrays = self.tree.prepare()
-        result = walked(step, sums, sums.sizes)
-        with over(step, [*arrays, result], sizes[:lead]):
-            result.store(step, self.collect(arrays, sizes, lead))
 
     def write_outer(self, sizes: list[Size], kept: list[int], sums: Place) -> None:
         """Write a reduction that is collected in memory, in the order of the array's axes."""
