@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from math import log as natural_log
 from math import pi
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -376,6 +375,7 @@ if ANGLE is not None:
 Outside = Callable[[Apply, list[Value]], list[Value]]
 
 
+@dataclass(eq=False)
 class Scalars:
     """Writes graphs of scalars into a kernel.
 
@@ -383,17 +383,11 @@ class Scalars:
     `computed` are dtypes that are computed in others, by name.
     """
 
-    def __init__(
-        self,
-        writer: Writer,
-        outside: Outside | None = None,
-        computed: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self.writer = writer
-        self.outside = outside
-        self.computed = computed
-        self.lanes = 1
-        self.values: dict[Variable, Number] = {}
+    writer: Writer
+    outside: Outside | None = None
+    computed: Mapping[str, str] = field(default_factory=dict)
+    lanes: int = field(default=1, init=False)
+    values: dict[Variable, Number] = field(default_factory=dict, init=False)
 
     @contextmanager
     def scope(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from scanlib.kernels.language import BOOL, Type, Value
@@ -165,7 +165,7 @@ class _Groups:
         values: dict[Symbol, Number] = {}
         for u in range(self.steps):
             at = (j - u if self.block.reverse else j + u) if u else j
-            item = cache(partial(self.element, at))
+            item = cache(lambda k, at=at: self.elements[k].load(at))
             current: dict[int, _Form] = {}
             rows = zip(
                 self.recurrence.parts,
@@ -189,7 +189,11 @@ class _Groups:
                             sums.setdefault(symbol, []).append((factor, coefficient))
                         if form.constant is not None:
                             free.append((factor, form.constant))
-                current[part] = self.collected(sums, free)
+                coefficients = {
+                    symbol: None if products == [(None, None)] else self.sum_of(products)
+                    for symbol, products in sums.items()
+                }
+                current[part] = _Form(coefficients, self.sum_of(free) if free else None)
             forms.append(current)
         stored = []
         for u, current in enumerate(forms):
@@ -211,9 +215,6 @@ class _Groups:
         for symbol, cell in self.kept.items():
             cell.value = values[symbol]
 
-    def element(self, at: Value, k: int) -> Number:
-        return self.elements[k].load(at)
-
     def past(self, part: int, back: int, j: Value, read: dict[Symbol, Number]) -> Number:
         """Return the value of a part `back` steps before the group."""
         if (part, back) not in read:
@@ -222,13 +223,6 @@ class _Groups:
             else:
                 read[part, back] = self.histories[part].at(-back).load(j)
         return read[part, back]
-
-    def collected(self, sums: dict[Symbol, list[_Product]], free: list[_Product]) -> _Form:
-        coefficients = {
-            symbol: None if products == [(None, None)] else self.sum_of(products)
-            for symbol, products in sums.items()
-        }
-        return _Form(coefficients, self.sum_of(free) if free else None)
 
     # Numbers of any dtype
 

@@ -253,17 +253,12 @@ def _count_while(w: Writer, size: Value, holds: Callable[[Value], Value]) -> Val
     return w.copy(first)
 
 
-def _axis(node: Apply) -> int:
-    axis = sorted_axis(node)
-    if axis is None:
-        raise NoKernelError("an order along an axis that is not known has no kernel")
-    return axis
-
-
 @rule(SortOp, ArgSortOp)
 def write_order(step: Step, node: Apply) -> None:
     """Write an array sorted along an axis, or the places of its items in their order."""
-    (inp, *_), (out,), axis, w = node.inputs, node.outputs, _axis(node), step.writer
+    (inp, *_), (out,), axis, w = node.inputs, node.outputs, sorted_axis(node), step.writer
+    if axis is None:
+        raise NoKernelError("an order along an axis that is not known has no kernel")
     source, dtype = step.place(inp), out.type.dtype
     compared, target = _compared(source.dtype), step.target(out, source.sizes)
     size, with_spare = source.sizes[axis], total(source.sizes[axis], LANES)
