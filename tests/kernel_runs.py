@@ -13,7 +13,6 @@ from scanlib.kernels import compiled
 from scanlib.kernels.language import FRAME, POINTER, TABLE, Function, Kernel, Writer
 from scanlib.kernels.printers import c
 from scanlib.kernels.printers.llvm import print_kernels
-from scanlib.kernels.processor import has_fused_multiply_add
 from tests import kernel_interpreter as interpreter
 
 COMPILER = config.cxx.split() or [""]
@@ -56,7 +55,7 @@ def _run(entry, kernel, arrays):
 def by_llvm(kernel, arrays):
     """Run a kernel as machine code that LLVM made."""
     entry = f"{kernel.name}_entry"
-    text = print_kernels(kernel, fused=has_fused_multiply_add())
+    text = print_kernels(kernel)
     compiled._load_shared([kernel])
     code = compiled._load(compiled._object_code(text), [entry])
     _engines.append(code)

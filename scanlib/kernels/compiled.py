@@ -7,8 +7,7 @@ the code is made of, so there is no version to be raised when a kernel changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -22,7 +21,7 @@ from pytensor.configdefaults import config
 from scanlib import kept_files
 from scanlib.kernels.language import Function, Kernel
 from scanlib.kernels.printers.llvm import count_loops, print_kernels, shared_functions
-from scanlib.kernels.processor import has_fused_multiply_add, processor
+from scanlib.kernels.processor import processor
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.thread_parts import combining_kernel
 
@@ -54,10 +53,8 @@ _texts: WeakKeyDictionary[LoopProgram, str] = WeakKeyDictionary()
 
 def program_text(program: LoopProgram) -> str:
     """Return the module of a loop's kernels."""
-    if program in _texts:
-        return _texts[program]
-    whole = _kernels_of(program)
-    _texts[program] = print_kernels(*whole, fused=has_fused_multiply_add())
+    if program not in _texts:
+        _texts[program] = print_kernels(*_kernels_of(program))
     return _texts[program]
 
 
@@ -90,7 +87,7 @@ _loaded: dict[str, CompiledKernels] = {}
 
 def _load_shared(roots: Sequence[Kernel | Function]) -> None:
     """Let modules find the shared functions that kernels call: each is compiled by itself, once."""
-    for symbol, text in shared_functions(*roots, fused=has_fused_multiply_add()).items():
+    for symbol, text in shared_functions(*roots).items():
         if symbol not in _loaded:
             _loaded[symbol] = _load(_object_code(text), [symbol])
             llvm.add_symbol(symbol, _loaded[symbol].entries[symbol])
@@ -100,7 +97,8 @@ def _object_code(text: str) -> bytes:
     """Return the object code of a module, from disk if it is there."""
     name, features = processor()
     identity = "\n".join([text, name, features, str(llvm.llvm_version_info), _source()])
-    path = _folder() / f"{sha256(identity.encode()).hexdigest()}.o"
+    folder = Path(config.compiledir) / "scanlib_kernels"
+    path = folder / f"{sha256(identity.encode()).hexdigest()}.o"
     kept = kept_files.read_sealed(path)
     if kept is None:
         kept = _compile(text)
@@ -112,10 +110,6 @@ def _object_code(text: str) -> bytes:
 def _source() -> str:
     """Return the text of this module, which says how LLVM optimizes."""
     return Path(__file__).read_text(encoding="utf-8")
-
-
-def _folder() -> Path:
-    return Path(config.compiledir) / "scanlib_kernels"
 
 
 def _machine() -> Any:
@@ -133,24 +127,14 @@ def _compile(text: str) -> bytes:
     for name in PASSES:
         getattr(passes, f"add_{name}_pass")()
     passes.run(module, builder)
-    with _without_strength_reduction(count_loops(text) > MANY_LOOPS):
-        return machine.emit_object(module)
-
-
-@contextmanager
-def _without_strength_reduction(off: bool) -> Iterator[None]:
-    """Switch off what keeps an address of every loop in a variable of its own.
-
-    LLVM takes the square of the number of loops for it: ten of eleven seconds for the gradient of
-    a Kalman filter. Kernels of fewer loops take up to 1.2 times as long without (two channels).
-    """
-    if off:
-        llvm.set_option("scanlib", "-disable-lsr=1")
+    # What keeps an address of every loop in a variable of its own takes the square of the number of
+    # loops: ten of eleven seconds for the gradient of a Kalman filter. Kernels of fewer loops take
+    # up to 1.2 times as long without (two channels).
+    llvm.set_option("scanlib", f"-disable-lsr={int(count_loops(text) > MANY_LOOPS)}")
     try:
-        yield
+        return machine.emit_object(module)
     finally:
-        if off:
-            llvm.set_option("scanlib", "-disable-lsr=0")
+        llvm.set_option("scanlib", "-disable-lsr=0")
 
 
 def _load(code: bytes, names: Sequence[str]) -> CompiledKernels:

@@ -26,20 +26,15 @@ def has_fused_multiply_add() -> bool:
     return _has("fma") or _has("neon")
 
 
-def takes_halves() -> bool:
-    """Whether units take vector registers by halves of 128 bits, or registers have no more.
-
-    Moving numbers between the halves then takes longer than what is done with them: affine scans
-    with short vectors take 0.75 of the time.
-    """
-    return not _has("avx2") or processor()[0] in HALVING
-
-
 def register_bytes() -> int:
     """Return how many bytes vectors have: one register, or two short ones."""
     return 64 if _has("avx512f") else 32
 
 
 def shuffled_bytes() -> int:
-    """Return how many bytes vectors have whose numbers move between lanes again and again."""
-    return 16 if takes_halves() else register_bytes()
+    """Return how many bytes vectors have whose numbers move between lanes again and again.
+
+    Where units take registers by halves of 128 bits, moving numbers between the halves takes longer
+    than what is done with them: affine scans with short vectors take 0.75 of the time.
+    """
+    return 16 if not _has("avx2") or processor()[0] in HALVING else register_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,9 +29,7 @@ def compiled_runner(program: LoopProgram, functions: Sequence[int] = ()) -> Runn
     """
     code, kernels = compile_program(program), program.kernels
     prepare, start, *runs = (ENTRY(code.entries[f"{own.name}_entry"]) for own in kernels.all)
-    runner = Runner(program, prepare, start, partial(_run_parts, program, runs), code)
-    runner.functions = functions
-    return runner
+    return Runner(program, prepare, start, partial(_run_parts, program, runs), code, functions)
 
 
 def _run_parts(program: LoopProgram, runs: Sequence[Entry], table: int, frame: int) -> int:
@@ -44,18 +43,20 @@ def _run_parts(program: LoopProgram, runs: Sequence[Entry], table: int, frame: i
     return code or (runs[-1](table, frame) if program.kernels.last_round else 0)
 
 
+@dataclass
 class Runner:
     """Calls the kernels of a loop by their entries, which take the addresses of a table and a
     frame; `code` is kept as long as this object is there."""
 
-    def __init__(
-        self, program: LoopProgram, prepare: Entry, start: Entry, run: Entry, code: Any = None
-    ) -> None:
-        self.program = program
-        self.prepare, self.start, self.run = prepare, start, run
-        self.code = code
-        self.functions: Sequence[int] = ()
-        self.progress = program_progress(program) if program.progress else None
+    program: LoopProgram
+    prepare: Entry
+    start: Entry
+    run: Entry
+    code: Any = None
+    functions: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self.progress = program_progress(self.program) if self.program.progress else None
 
     def __call__(self, *inputs: Any) -> list[np.ndarray]:
         program, words = self.program, self.program.words

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, field
+from functools import partial, reduce
 from math import log as natural_log
 from math import pi
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -79,6 +78,16 @@ def parts_of(dtype: str) -> str | None:
     if dtype not in DTYPES:
         raise NoKernelError(f"kernels have no numbers of dtype {dtype}")
     return None
+
+
+def limit(dtype: str, largest: bool) -> float:
+    """Return the number that no other one of a real dtype is above, or below."""
+    kind = np.dtype(dtype).kind
+    if kind == "f":
+        return np.inf if largest else -np.inf
+    if kind == "b":
+        return largest
+    return int(np.iinfo(dtype).max if largest else np.iinfo(dtype).min)
 
 
 def added(x: Number, y: Number) -> Number:
@@ -358,19 +367,14 @@ def _each(rule: Callable[[Writer, Value, Value], Value]) -> Callable[..., Pair]:
 
 # By Op, complex result: operands are complex.
 PAIR_RULES: dict[type, Callable[..., Pair]] = {
-    ps.Add: _fold(lambda w, x, y: x + y),
+    **{kind: RULES[kind] for kind in (ps.Add, ps.Mul, ps.Sqr, ps.Second, ps.Identity, ps.Cast)},
     ps.Sub: _each(lambda w, x, y: x - y),
-    ps.Mul: _fold(lambda w, x, y: x * y),
     ps.TrueDiv: _pair_quotient,
     ps.Neg: lambda w, x: Pair(-x.real, -x.imag),
     ps.Conj: lambda w, x: Pair(x.real, -x.imag),
-    ps.Sqr: lambda w, x: x * x,
     ps.Reciprocal: lambda w, x: _pair_quotient(
         w, Pair(w.constant(1, x.real.type), w.constant(0, x.real.type)), x
     ),
-    ps.Identity: lambda w, x: x,
-    ps.Cast: lambda w, x: x,
-    ps.Second: lambda w, x, y: y,
 }
 # By Op, real result of one complex operand.
 FROM_PAIRS: dict[type, Callable[[Writer, Pair], Value]] = {
@@ -386,6 +390,7 @@ if ANGLE is not None:
 Outside = Callable[[Apply, list[Value]], list[Value]]
 
 
+@dataclass(eq=False)
 class Scalars:
     """Writes graphs of scalars into a kernel.
 
@@ -393,17 +398,11 @@ class Scalars:
     `computed` are dtypes that are computed in others, by name.
     """
 
-    def __init__(
-        self,
-        writer: Writer,
-        outside: Outside | None = None,
-        computed: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self.writer = writer
-        self.outside = outside
-        self.computed = computed
-        self.lanes = 1
-        self.values: dict[Variable, Number] = {}
+    writer: Writer
+    outside: Outside | None = None
+    computed: Mapping[str, str] = field(default_factory=dict)
+    lanes: int = field(default=1, init=False)
+    values: dict[Variable, Number] = field(default_factory=dict, init=False)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -539,18 +538,16 @@ class Scalars:
         if not (old.is_float and dtype in INTEGERS):
             return w.cast(value, dtype)
         # As processors do it, that have one conversion: through 64 bits.
-        wide = "uint64" if dtype == "uint64" else "int64"
-        low, high = (0.0, 2.0**64) if wide == "uint64" else (-(2.0**63), 2.0**63)
-        if wide == "uint64":
+        if dtype == "uint64":
             # Numbers below zero wrap around.
             negative = (value < 0.0) & (value >= -(2.0**63))
-            below = w.cast(w.cast(w.select(negative, value, 0.0), "int64"), wide)
-            inside = (value >= low) & (value < high)
-            above = w.cast(w.select(inside, value, 0.0), wide)
-            least = w.constant(2**63, old.of(wide))
+            below = w.cast(w.cast(w.select(negative, value, 0.0), "int64"), dtype)
+            inside = (value >= 0.0) & (value < 2.0**64)
+            above = w.cast(w.select(inside, value, 0.0), dtype)
+            least = w.constant(2**63, old.of(dtype))
             return w.select(inside, above, w.select(negative, below, least))
-        inside = (value >= low) & (value < high)
-        whole = w.cast(w.select(inside, value, 0.0), wide)
+        inside = (value >= -(2.0**63)) & (value < 2.0**63)
+        whole = w.cast(w.select(inside, value, 0.0), "int64")
         return w.cast(w.select(inside, whole, -(2**63)), dtype)
 
     def number_as(self, value: Number, dtype: str) -> Number:
@@ -574,16 +571,12 @@ class Scalars:
         return value if value.type.dtype == "bool" else self.writer.cast(value, "bool")
 
     def _switch(self, node: Apply, inputs: list[Number]) -> Number:
-        made, w = self.dtype(node.outputs[0]), self.writer
-        condition, half = self.truth(inputs[0]), parts_of(made)
-        if half is None:
-            chosen, other = (self._value(value, made) for value in inputs[1:])
-            return w.select(condition, chosen, other)
-        first, second = (self.pair(value, half) for value in inputs[1:])
-        return Pair(
-            w.select(condition, first.real, second.real),
-            w.select(condition, first.imag, second.imag),
-        )
+        made = self.dtype(node.outputs[0])
+        choose = partial(self.writer.select, self.truth(inputs[0]))
+        chosen, other = (self.number_as(value, made) for value in inputs[1:])
+        if isinstance(chosen, Pair) and isinstance(other, Pair):
+            return Pair(choose(chosen.real, other.real), choose(chosen.imag, other.imag))
+        return choose(chosen, other)
 
     def _comparison(self, operation: str, inputs: list[Number], dtypes: list[str]) -> Value:
         w = self.writer

@@ -145,6 +145,17 @@ def lane_counts(lanes: int) -> list[int]:
     return [lanes, *lane_counts(lanes // 2)] if lanes >= FEWEST_LANES else []
 
 
+def lane_pieces(size: int, most: int) -> list[tuple[int, int]]:
+    """Return powers of two, up to `most`, that are a size together: where each begins, and it."""
+    found, place = [], 0
+    while place < size:
+        while most > size - place:
+            most //= 2
+        found.append((place, most))
+        place += most
+    return found
+
+
 def walk(
     w: Writer,
     first: Value,

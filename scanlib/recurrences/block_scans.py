@@ -29,7 +29,7 @@ constant mask hides from the register of the state, so that shuffles wait for it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -247,23 +247,16 @@ class Lanes:
     # Masks
 
     def prepare_masks(self) -> None:
-        """Make the masks of some lanes, before the loop that uses them."""
-        for half in halves(self.group):
-            self.masks[half] = self._hidden(k for k in range(self.group) if k & half)
-
-    def _hidden(self, steps: Iterable[int]) -> Value:
-        """Return a mask of some steps of all groups, of which compilers know nothing."""
+        """Make the masks of second halves, before the loop that uses them: compilers know nothing
+        of them."""
         w, word = self.w, self.type.of(f"int{8 * self.type.itemsize}")
-        bits = sum(1 << step for step in steps)
-        given = w.cast(w.apply("opaque", w.constant(bits, INT64)), word.dtype)
-        # Its bit becomes the sign of each lane: a test that is not turned around when compiled.
+        # The bit of its step becomes the sign of a lane: a test that is compiled as it is.
         highest = 8 * word.itemsize - 1
-        own = w.constant([highest - self._step(lane) for lane in range(self.lanes)], word)
-        return (w.splat(given, self.lanes) << own) < 0
-
-    def in_second_half(self, half: int, value: Value, otherwise: Value) -> Value:
-        """Return `value` in the second half of `2 * half` lanes."""
-        return self.w.select(self.masks[half], value, otherwise)
+        own = [highest - self._step(lane) for lane in range(self.lanes)]
+        for half in halves(self.group):
+            bits = sum(1 << step for step in range(self.group) if step & half)
+            given = w.cast(w.apply("opaque", w.constant(bits, INT64)), word.dtype)
+            self.masks[half] = (w.splat(given, self.lanes) << w.constant(own, word)) < 0
 
     def in_group(self, group: int, value: Value, otherwise: Value) -> Value:
         """Return `value` in the lanes of a group."""
@@ -381,7 +374,7 @@ class LaneScan:
             both = self.formulas.compose(self.arithmetic, first, function)
             if not self.formulas.idempotent:
                 pairs = zip(both, function, strict=True)
-                both = tuple(v.in_second_half(half, new, old) for new, old in pairs)
+                both = tuple(self.w.select(v.masks[half], new, old) for new, old in pairs)
             function = both
         return function
 

@@ -15,6 +15,7 @@ trusted; nor can shifts whose sums may overflow.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
 
 from scanlib.kernels.language import Type, Value
+from scanlib.kernels.scalars import limit
 from scanlib.kernels.spans import Same
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences.block_scans import (
@@ -119,17 +121,6 @@ def _are_in_order(low: Variable, high: Variable) -> bool:
 # Formulas and scans
 
 
-def lowest(dtype: str) -> float:
-    """Return the number that no other one of a dtype is below."""
-    kind = np.dtype(dtype).kind
-    return -np.inf if kind == "f" else 0 if kind == "b" else int(np.iinfo(dtype).min)
-
-
-def highest(dtype: str) -> float:
-    kind = np.dtype(dtype).kind
-    return np.inf if kind == "f" else 1 if kind == "b" else int(np.iinfo(dtype).max)
-
-
 def _compose(m: Any, first: Function, later: Function) -> Function:
     (a, low, high), (b, floor, top) = first, later
     low, high = m.maximum(low + b, floor), m.maximum(high + b, floor)
@@ -139,35 +130,30 @@ def _compose(m: Any, first: Function, later: Function) -> Function:
 MAXIMUM = Formulas(
     lambda m, first, later: (m.maximum(first[0], later[0]),),
     lambda m, function, state: m.maximum(function[0], state),
-    lambda dtype: (lowest(dtype),),
+    lambda dtype: (limit(dtype, False),),
     idempotent=True,
 )
 MINIMUM = Formulas(
     lambda m, first, later: (m.minimum(first[0], later[0]),),
     lambda m, function, state: m.minimum(function[0], state),
-    lambda dtype: (highest(dtype),),
+    lambda dtype: (limit(dtype, True),),
     idempotent=True,
 )
 CLAMP = Formulas(
     _compose,
     lambda m, function, state: m.minimum(m.maximum(state + function[0], function[1]), function[2]),
-    lambda dtype: (0.0, lowest(dtype), highest(dtype)),
+    lambda dtype: (0.0, limit(dtype, False), limit(dtype, True)),
 )
 
 
-def scan_maximum(block: StepBlock, steps: Steps) -> Value:
-    """Write the scan of a running maximum; return whether it can be trusted."""
-    return _scan_extreme(block, MAXIMUM, steps)
-
-
-def scan_minimum(block: StepBlock, steps: Steps) -> Value:
-    return _scan_extreme(block, MINIMUM, steps)
-
-
-def _scan_extreme(block: StepBlock, formulas: Formulas, steps: Steps) -> Value:
+def _scan_extreme(formulas: Formulas, block: StepBlock, steps: Steps) -> Value:
+    """Write the scan of a running extreme; return whether it can be trusted."""
     test = above(np.inf) if steps.before.type.is_float else None
     given = replace(steps, elements=steps.elements[1:])
     return LaneScan(block, formulas, given, Bounds((test,))).write()[1]
+
+
+scan_maximum, scan_minimum = (partial(_scan_extreme, formulas) for formulas in (MAXIMUM, MINIMUM))
 
 
 def scan(block: StepBlock, steps: Steps) -> Value:

@@ -13,6 +13,7 @@ smallest number, times the other factors.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import numpy as np
 import pytensor.scalar as ps
@@ -40,7 +41,7 @@ class Coefficient:
     def times(self, factor: Variable) -> Coefficient:
         """Return the coefficient after one more factor."""
         product = ps.mul(self.value, factor)
-        if not _may_leave_range(product) or _is_no_factor(factor):
+        if not _may_leave_range(product) or (isinstance(factor, Constant) and factor.data == 0):
             return Coefficient(product)
         if _is_ordinary(factor) and not _is_small(factor):
             return replace(self, value=product)
@@ -62,10 +63,8 @@ class Coefficient:
         most = _most(self.value)
         tests = [ps.le(ps.abs(value), _like(most, self.value)) for value in self.partial]
         kept = [ps.ge(ps.abs(value), _like(1 / most, self.value)) for value in self.partial]
-        whole = _all([*kept, ps.invert(_is_zero(self.value))])
-        for zero in self.zeros:
-            whole = ps.or_(whole, zero)
-        return _where(_all([*tests, whole]), self.value)
+        whole = reduce(ps.and_, [*kept, ps.invert(_is_zero(self.value))])
+        return _where(reduce(ps.and_, [*tests, reduce(ps.or_, self.zeros, whole)]), self.value)
 
 
 def added(one: Variable, two: Variable) -> Variable:
@@ -106,10 +105,6 @@ def _is_ordinary(value: Variable) -> bool:
     return bool(1 / _ORDINARY <= np.abs(value.data) <= _ORDINARY)
 
 
-def _is_no_factor(value: Variable) -> bool:
-    return isinstance(value, Constant) and bool(value.data == 0)
-
-
 def _is_small(constant: Variable) -> bool:
     assert isinstance(constant, Constant)
     return bool(np.abs(constant.data) < 1)
@@ -124,13 +119,6 @@ def _like(number: float, value: Variable) -> Variable:
     dtype = np.dtype(value.type.dtype)
     real = np.zeros((), dtype).real.dtype
     return ps.ScalarConstant(ps.get_scalar_type(real.name), real.type(number))
-
-
-def _all(conditions: list[Variable]) -> Variable:
-    result = conditions[0]
-    for condition in conditions[1:]:
-        result = ps.and_(result, condition)
-    return result
 
 
 def _where(condition: Variable, value: Variable) -> Variable:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from scanlib.kernels.language import BOOL, Type, Value
@@ -115,22 +115,20 @@ def _some_extreme(block: StepBlock, items: Items) -> Value:
     return some_one_by_one(w, items, block.size, lambda value: is_extreme(w, value))
 
 
+@dataclass
 class _Groups:
     """Writes the loop over groups of some steps."""
 
-    def __init__(
-        self,
-        block: StepBlock,
-        recurrence: Recurrence,
-        elements: Mapping[int, Items],
-        histories: Mapping[int, History],
-        delays: Collection[int],
-        steps: int,
-    ) -> None:
-        self.block, self.w, self.recurrence = block, block.writer, recurrence
-        self.elements, self.histories, self.steps = elements, histories, steps
-        self.delays = delays
-        self.dtype = histories[recurrence.parts[0]].values.dtype
+    block: StepBlock
+    recurrence: Recurrence
+    elements: Mapping[int, Items]
+    histories: Mapping[int, History]
+    delays: Collection[int]
+    steps: int
+
+    def __post_init__(self) -> None:
+        self.w = self.block.writer
+        self.dtype = self.histories[self.recurrence.parts[0]].values.dtype
         self.kept: dict[Symbol, Cell] = {}
         self.arithmetic = Arithmetic(self.w)
 
@@ -166,7 +164,8 @@ class _Groups:
         read: dict[Symbol, Number] = {}
         values: dict[Symbol, Number] = {}
         for u in range(self.steps):
-            item = cache(partial(self.element, self.at(j, u)))
+            at = (j - u if self.block.reverse else j + u) if u else j
+            item = cache(lambda k, at=at: self.elements[k].load(at))
             current: dict[int, _Form] = {}
             rows = zip(
                 self.recurrence.parts,
@@ -190,7 +189,11 @@ class _Groups:
                             sums.setdefault(symbol, []).append((factor, coefficient))
                         if form.constant is not None:
                             free.append((factor, form.constant))
-                current[part] = self.collected(sums, free)
+                coefficients = {
+                    symbol: None if products == [(None, None)] else self.sum_of(products)
+                    for symbol, products in sums.items()
+                }
+                current[part] = _Form(coefficients, self.sum_of(free) if free else None)
             forms.append(current)
         stored = []
         for u, current in enumerate(forms):
@@ -212,15 +215,6 @@ class _Groups:
         for symbol, cell in self.kept.items():
             cell.value = values[symbol]
 
-    def at(self, j: Value, u: int) -> Value:
-        """Return the place of a step of the group in the order of memory."""
-        if not u:
-            return j
-        return j - u if self.block.reverse else j + u
-
-    def element(self, at: Value, k: int) -> Number:
-        return self.elements[k].load(at)
-
     def past(self, part: int, back: int, j: Value, read: dict[Symbol, Number]) -> Number:
         """Return the value of a part `back` steps before the group."""
         if (part, back) not in read:
@@ -229,13 +223,6 @@ class _Groups:
             else:
                 read[part, back] = self.histories[part].at(-back).load(j)
         return read[part, back]
-
-    def collected(self, sums: dict[Symbol, list[_Product]], free: list[_Product]) -> _Form:
-        coefficients = {
-            symbol: None if products == [(None, None)] else self.sum_of(products)
-            for symbol, products in sums.items()
-        }
-        return _Form(coefficients, self.sum_of(free) if free else None)
 
     # Numbers of any dtype
 

@@ -27,13 +27,7 @@ from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import INDEX_WRITES, thaw_graph
-from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
-    algebra,
-    blockwise,
-    gathers,
-    orders,
-    views,
-)
+from scanlib.kernels.arrays import algebra, blockwise, orders, views  # noqa: F401  (their rules)
 from scanlib.kernels.arrays.array_step import RULES, Destination, Step, overwrites
 from scanlib.kernels.arrays.decompositions import decompose, is_decomposed
 from scanlib.kernels.arrays.nests import deliver, require_shape, write_copy
@@ -214,28 +208,20 @@ class ArrayLoop(Loop):
 class ArraysRun(TakesSteps[ArrayLoop]):
     """Writes the kernel that takes the steps."""
 
-    def __init__(self, loop: ArrayLoop) -> None:
-        super().__init__(loop, "arrays")
-
     def kernel(self) -> Kernel:
         loop = self.loop
         self.begin_steps()
         with writing_step(self, loop.end_of_rings) as self.body:
             self.body.messages = loop.messages.at_step(loop.inner)
-            self.place_inputs()
+            self.given_places: dict[str, Place] = {}
+            with self.w.inside(self.body.before):
+                for name in (*loop.outer.sequences, *loop.outer.non_sequences):
+                    self.given_places[name] = place_input(self, self.body, loop.arrays[name])
             self.write_loop()
         loop.work = step_work(self.body, loop.graph)
         return self.whole_kernel(register_bytes())
 
     # Before the first step
-
-    def place_inputs(self) -> None:
-        """Write where sequences and non-sequences are."""
-        loop, body = self.loop, self.body
-        self.given_places: dict[str, Place] = {}
-        with self.w.inside(body.before):
-            for name in (*loop.outer.sequences, *loop.outer.non_sequences):
-                self.given_places[name] = place_input(self, body, loop.arrays[name])
 
     def read_locals(self) -> None:
         super().read_locals()
@@ -264,7 +250,9 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         for variable, (shape, body.node) in loop.expected.items():
             require_shape(body, variable, shape)
         self.results = list(self.all_destinations())
-        self.choose_destinations()
+        for value, destination in self.results:  # the first row or buffer that will hold it
+            if value.owner is not None and value.type.ndim:
+                body.destinations.setdefault(value, destination)
         body.emit(loop.graph)
         results = loop.result
         if results.stop is not None:
@@ -326,13 +314,6 @@ class ArraysRun(TakesSteps[ArrayLoop]):
                 texts = (CARRY,) * value.type.ndim
                 yield value, Destination(partial(self.row_place, f"c{i}", 0), UNFIT, texts)
 
-    def choose_destinations(self) -> None:
-        """Let results be computed in the row or the buffer that will hold them."""
-        destinations = self.body.destinations
-        for value, destination in self.results:
-            if value.owner is not None and value.type.ndim and value not in destinations:
-                destinations[value] = destination
-
     def output_row(self, i: int, sizes: tuple[Size, ...]) -> Place:
         """Return the row of an output; the first result says how large it is."""
         body, array = self.body, self.loop.arrays[f"z{i}"]
@@ -352,7 +333,7 @@ def array_program(op: Scan, may_be_empty: bool = False) -> LoopProgram:
     Histories that `may_be_empty` need no initial rows where there are no steps.
     """
     loop = ArrayLoop(op, may_be_empty)
-    run = ArraysRun(loop).kernel()
+    run = ArraysRun(loop, "arrays").kernel()
     kernels = Kernels(prepare(loop), start(loop), (run,))
     return loop.program(op.name or "loop", kernels)
 
@@ -389,9 +370,6 @@ class ArrayGraph(Tables):
 
 class GraphRun(TableReader[ArrayGraph]):
     """Writes the kernel that computes all nodes."""
-
-    def __init__(self, graph: ArrayGraph) -> None:
-        super().__init__(graph, "graph")
 
     def kernel(self) -> Kernel:
         graph = self.loop.graph
@@ -432,7 +410,7 @@ def graph_program(graph: FunctionGraph) -> LoopProgram:
     """
     decompose(graph)
     tables = ArrayGraph(graph)
-    run = GraphRun(tables).kernel()
+    run = GraphRun(tables, "graph").kernel()
     nothing = TableKernel("start").kernel(runs_once=True)
     kernels = Kernels(prepare(tables), nothing, (run,))
     return tables.program("graph", kernels, progress=False)

@@ -21,8 +21,8 @@ are an output of one channel, in the output, else in a buffer. Its own value is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
@@ -73,12 +73,8 @@ UNROLLED = 4  # steps of a pass over numbers that lie apart
 
 # Reads a variable at a step, or at several side by side, of the block.
 Reader = Callable[[Value, int], Number]
-Special = Callable[[Apply], bool]  # writes a node that is computed in another way, if it is one
-
-
-def no_node(node: Apply) -> bool:
-    """Write no node in another way."""
-    return False
+# A value of a step, the dtype in which it is kept, and what keeps it, given a step.
+Goal = tuple[Variable, str, Callable[[Value, Number], None]]
 
 
 class Buffers:
@@ -254,25 +250,14 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         self.low = self.steps - i - self.n if self.reverse else i
         with ExitStack() as stack:
             for axis in range(loop.layout.ndim):
-                stack.enter_context(self.channels(axis))
+                number = loop.loops.get((id(loop.plan.targets[0]), axis))
+                size = w.constant(1, INT64) if number is None else self.length(number)
+                self.indices.append(stack.enter_context(w.loop(0, size)))
             with self.scalars.scope():
                 if loop.layout.ndim:
                     self.write_constants()
                 self.write_block()
         self.indices = []
-
-    @contextmanager
-    def channels(self, axis: int) -> Iterator[None]:
-        """Write a loop over channels."""
-        loop = self.loop
-        target = loop.plan.targets[0]
-        size: Value = self.w.constant(1, INT64)
-        number = loop.loops.get((id(target), axis))
-        if number is not None:
-            size = self.length(number)
-        with self.w.loop(0, size) as index:
-            self.indices.append(index)
-            yield
 
     def write_block(self) -> None:
         """Write one block of one channel."""
@@ -350,11 +335,8 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         start = self.low * stride + self.offset(name, 1)
         apart = stride.differs(own.itemsize)
         with w.when(apart):
-            self.for_each(
-                lambda j: own.store(
-                    j, load_number(w, own.dtype, self.data(name), start + j * stride)
-                )
-            )
+            for j in self.each_step():
+                own.store(j, load_number(w, own.dtype, self.data(name), start + j * stride))
         pointer = w.select(apart, own.pointer, self.data(name))
         return Span(w, own.dtype, pointer, w.select(apart, own.start, start))
 
@@ -452,10 +434,10 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
     def readers(self, number: int) -> dict[Variable, Reader]:
         """Return what reads the values that a graph finds: those that are scanned, and shared."""
-        found: dict[Variable, Reader] = {
-            value: self.totals[part].load if part in self.sums_first else self.reader(part)
-            for value, part in self.graphs[number].scanned.items()
-        }
+        found: dict[Variable, Reader] = {}
+        for value, part in self.graphs[number].scanned.items():
+            own = self.totals.get(part)
+            found[value] = partial(self.value, part, 0) if own is None else own.load
         return found | {value: self.shared[k].load for value, k in self.shared_in[number].items()}
 
     def write_shared(self) -> None:
@@ -464,73 +446,56 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         for graph, own in zip(self.graphs, self.shared_in, strict=True):
             computed = {k: value for value, k in own.items() if k in left}
             left -= set(computed)
-            self.write_values(graph, computed, self.shared, {})
+            goals = [(v, self.shared[k].dtype, self.shared[k].store) for k, v in computed.items()]
+            self.write_values(graph, goals, {})
 
     def write_elements(self, number: int) -> None:
         """Write the elements of a recurrence for all steps of the block."""
         graph = self.graphs[number]
-        computed: dict[int, Variable] = {}
+        goals: list[Goal] = []
         for k, out in enumerate(graph.outputs):
-            if (number, k) not in self.varying:
-                continue
-            own = self.varying[number, k]
-            if out in graph.own and out.type.dtype == own.dtype:
+            own = self.varying.get((number, k))
+            if own is not None and out in graph.own and out.type.dtype == own.dtype:
                 self.elements[number, k] = self.view(graph.own[out])
-            else:
-                computed[k] = out
+            elif own is not None:
                 self.elements[number, k] = own
-        spans = {k: self.varying[number, k] for k in computed}
-        self.write_values(graph, computed, spans, self.readers(number))
+                goals.append((out, own.dtype, own.store))
+        self.write_values(graph, goals, self.readers(number))
 
     def write_values(
         self,
         graph: StepGraph,
-        computed: dict[int, Variable],
-        spans: dict[int, Span],
+        goals: Sequence[Goal],
         known: dict[Variable, Reader],
+        totals: Iterable[Total] = (),
     ) -> None:
-        """Write some values of a graph for all steps of the block."""
-        if not computed:
-            return
-        wanted = list(computed.values())
+        """Write some values of a graph for all steps of the block, and keep them.
 
-        def write(j: Value, special: Special) -> None:
+        Quotients are computed without divisions, and if they are wrong, everything once more, from
+        `totals` of nothing.
+        """
+        if not goals:
+            return
+        wanted = [value for value, _, _ in goals]
+
+        def write(j: Value, *special: Callable[[Apply], bool]) -> None:
             self.bind_read(graph, wanted, known, j)
-            self.scalars.emit(wanted, special)
-            for k, out in computed.items():
-                own = spans[k]
-                value = self.scalars.spread(self.scalars.number(out))
-                own.store(j, self.scalars.number_as(value, own.dtype))
+            self.scalars.emit(wanted, *special)
+            for value, dtype, keep in goals:
+                number = self.scalars.spread(self.scalars.number(value))
+                keep(j, self.scalars.number_as(number, dtype))
 
         with self.scalars.scope():
             self.bind_same(graph)
             same = graph.inputs_among(self.inner.non_sequences)
-            self.compute(wanted, quotients_in(wanted, known, same), write)
-
-    def compute(
-        self,
-        wanted: list[Variable],
-        divisions: list[Apply],
-        write: Callable[[Value, Special], None],
-        again: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Write what computes some variables for all steps: without divisions, if that is exact.
-
-        `write` is given a step, and what writes quotients. If these are wrong, `again` comes first,
-        and then all steps once more.
-        """
-        if not divisions:
-            self.for_all(wanted, lambda j: write(j, no_node))
-            return
-        quotients = Quotients(self.w, self.scalars, divisions, self.steps_at_once(wanted))
-        self.for_all(wanted, lambda j: write(j, quotients.write))
-        with self.w.when(quotients.are_wrong()):
-            again()
-            self.for_all(wanted, lambda j: write(j, no_node))
-
-    def reader(self, part: int) -> Reader:
-        """Return what reads the scanned values of a part."""
-        return lambda j, count: self.value(part, 0, j, count)
+            divisions = quotients_in(wanted, known, same)
+            quotients = Quotients(self.w, self.scalars, divisions, self.steps_at_once(wanted))
+            self.for_all(wanted, lambda j: write(j, quotients.write))
+            if divisions:
+                with self.w.when(quotients.are_wrong()):
+                    for total in totals:
+                        total.clear()
+                    self.for_all(wanted, write)
 
     def view(self, own: Variable) -> Span:
         """Return the values of a row or a past value during the block."""
@@ -623,35 +588,20 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         """Write the sums and outputs for all steps of the block."""
         w = self.w
         outputs, addends = self.mapped_outputs(), self.addends()
-        wanted = [*addends.values(), *outputs.values()]
-        if not wanted:
-            return
-        graph, known = self.graphs[-1], self.readers(-1)
-        sums = {}
-        for i in addends:
+        lanes = [self.steps_at_once([*addends.values(), *outputs.values()])]
+        goals: list[Goal] = []
+        sums: dict[int, Total] = {}
+
+        def adds_to(total: Total) -> Callable[[Value, Number], None]:
+            return lambda j, number: total.add(number)
+
+        for i, addend in addends.items():
             dtype = self.inner.carries[i].type.dtype
             zero = {"f": -0.0, "c": complex(-0.0, -0.0)}.get(np.dtype(dtype).kind, 0)
-            nothing = self.scalars.constant(zero, dtype)
-            sums[i] = Total(w, nothing, [self.steps_at_once(wanted)])
-
-        def write(j: Value, special: Special) -> None:
-            self.bind_read(graph, wanted, known, j)
-            self.scalars.emit(wanted, special)
-            for i, addend in addends.items():
-                dtype = self.inner.carries[i].type.dtype
-                value = self.scalars.spread(self.scalars.number(addend))
-                sums[i].add(self.scalars.number_as(value, dtype))
-            for k, out in outputs.items():
-                value = self.scalars.spread(self.scalars.number(out))
-                self.outputs[k].store(j, self.scalars.number_as(value, self.outputs[k].dtype))
-
-        def again() -> None:
-            for total in sums.values():
-                total.clear()
-
-        divisions = quotients_in(wanted, known, self.inner.non_sequences)
-        with self.scalars.scope():
-            self.compute(wanted, divisions, write, again)
+            sums[i] = Total(w, self.scalars.constant(zero, dtype), lanes)
+            goals.append((addend, dtype, adds_to(sums[i])))
+        goals += [(v, self.outputs[k].dtype, self.outputs[k].store) for k, v in outputs.items()]
+        self.write_values(self.graphs[-1], goals, self.readers(-1), sums.values())
         for i, total in sums.items():
             place = self.place_of_value(self.loop.signature.n_states + i, 0)
             old = load_number(w, self.inner.carries[i].type.dtype, *place)
@@ -676,26 +626,20 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                     value = self.values[part].load(k if self.reverse else self.n + k)
                     store_number(w, *self.place_of_value(part, k), value)
             elif not self.is_direct(part):
-                self.for_each(partial(self.write_history, part, 0 if self.reverse else depth))
-        for number in range(len(self.output_buffers)):
-            self.for_each(partial(self.write_output, number))
+                first = 0 if self.reverse else depth
+                for j in self.each_step():
+                    value = self.values[part].load(j + first)
+                    store_number(w, *self.place_of_value(part, self.low + j + first), value)
+        for number, output in enumerate(self.output_buffers):
+            name = f"z{number}"
+            for j in self.each_step():
+                at = (self.low + j) * self.stride_of(name, 0) + self.offset(name, 1)
+                store_number(w, self.data(name), at, output.load(j))
 
-    def write_history(self, part: int, first: int, j: Value) -> None:
-        """Write a value of the block where a part of several channels has it."""
-        value = self.values[part].load(j + first)
-        store_number(self.w, *self.place_of_value(part, self.low + j + first), value)
-
-    def write_output(self, number: int, j: Value) -> None:
-        """Write an output of the block where several channels have it."""
-        name = f"z{number}"
-        at = (self.low + j) * self.stride_of(name, 0) + self.offset(name, 1)
-        store_number(self.w, self.data(name), at, self.output_buffers[number].load(j))
-
-    def for_each(self, write: Callable[[Value], None]) -> None:
-        """Write something for each step of the block, a few steps in one pass."""
+    def each_step(self) -> Iterator[Value]:
+        """Write loops over the steps of the block, a few in one pass; yield each."""
         w, done = self.w, self.n & -UNROLLED
         with w.loop(0, done, UNROLLED) as first:
-            for k in range(UNROLLED):
-                write(first + k)
+            yield from (first + k for k in range(UNROLLED))
         with w.loop(done, self.n) as j:
-            write(j)
+            yield j

@@ -6,7 +6,7 @@ way in which its steps may be taken: `prepare` chooses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -113,6 +113,7 @@ class Tables:
         self.failures: dict[int, Failure] = {}
         self.inputs = tuple(array_type(type) for type in types)
         self.functions: list[Apply | Routine] = []  # that no kernel has
+        self.function_places: dict[Hashable, int] = {}
         self.first_checks: list[Check] = []
         self.checks: list[Check] = []
         self.sizes: dict[int, tuple[Size, ...]] = {}
@@ -322,10 +323,6 @@ def counted_steps(outer: OuterInputs, messages: Messages) -> tuple[Size, list[Ch
     return steps, checks
 
 
-def _types(node: Apply) -> list[str]:
-    return [variable.type.dtype for variable in (*node.inputs, *node.outputs)]
-
-
 def array_type(kind: object) -> ArrayType:
     if isinstance(kind, ScalarType):
         parts_of(kind.dtype)
@@ -419,19 +416,17 @@ class TableReader(Generic[T]):
             one, address = self.w.constant(1, Type("int32")), self.routine(special)
             found = self.w.call_pointer(Type("float64"), address, *numbers, one)
             return [self.w.cast(found, out.type.dtype)]
-        known = [
-            isinstance(other, Apply) and other.op == node.op and _types(other) == _types(node)
-            for other in self.loop.functions
-        ]
-        address = self._function(node, known.index(True) if any(known) else len(known))
+        dtypes = [variable.type.dtype for variable in (*node.inputs, out)]
+        address = self._function(node, (node.op, *dtypes))
         return [self.w.call_pointer(Type(out.type.dtype), address, *inputs)]
 
     def routine(self, routine: Routine) -> Value:
         """Return the address of a routine, which the table has."""
-        known = self.loop.functions
-        return self._function(routine, known.index(routine) if routine in known else len(known))
+        return self._function(routine, routine)
 
-    def _function(self, function: Apply | Routine, place: int) -> Value:
+    def _function(self, function: Apply | Routine, key: Hashable) -> Value:
+        """Return the address of a function, that of all with the same key."""
+        place = self.loop.function_places.setdefault(key, len(self.loop.functions))
         if place == len(self.loop.functions):
             self.loop.functions.append(function)
         return self.out.word(self.words.functions + place, POINTER, f"function{place}")

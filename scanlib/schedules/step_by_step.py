@@ -104,9 +104,9 @@ class TakesSteps(TableReader[L]):
             return place * self.value_of(self.loop.starts[name].row)
         if name[0] == "c":
             return w.constant(0, INT64)
-        return (self.t + (-offset if self.loop.reverse else depth + offset)) * self.stride_of(
-            name, 0
-        )
+        row: Value | int = -offset if self.loop.reverse else depth + offset
+        row = self.t + row if self.loop.is_traced(name) else row - self.loop.reverse
+        return w.as_value(row, INT64) * self.stride_of(name, 0)
 
     def memory_of(self, name: str) -> Value:
         """Return the memory that holds the rows of an array."""
@@ -117,27 +117,17 @@ class TakesSteps(TableReader[L]):
     def read_locals(self) -> None:
         """Write locals for the states and carries without channels."""
         loop = self.loop
+        self.be_at(self.begin)
 
         def read(name: str, k: int) -> Cell:
-            place = self.register_place(name, k)
-            return Cell(
-                self.w, load_number(self.w, loop.arrays[name].dtype, self.data(name), place)
-            )
+            number = loop.arrays[name].dtype, self.data(name), self.row_of(name, -k)
+            return Cell(self.w, load_number(self.w, *number))
 
         self.registers = {
             name: [read(name, k) for k in range(1, depth + 1)]
             for name, depth in loop.depths.items()
             if loop.is_local(name)
         }
-
-    def register_place(self, name: str, k: int) -> Value:
-        """Return where the value `k` steps before the first is in an output."""
-        depth, size = self.loop.depths[name], self.loop.arrays[name].itemsize
-        if not self.loop.is_traced(name):
-            return self.w.constant((k - 1 if self.loop.reverse else depth - k) * size, INT64)
-        if self.loop.reverse:
-            return (self.steps - self.begin + (k - 1)) * size
-        return (self.begin + (depth - k)) * size
 
     def push(self, name: str, value: Number) -> None:
         """Write the next value of what lives in local variables."""
@@ -148,8 +138,7 @@ class TakesSteps(TableReader[L]):
         for name, cells in self.registers.items():
             if not self.loop.is_traced(name):
                 for k, cell in enumerate(cells, 1):
-                    place = self.register_place(name, k)
-                    store_number(self.w, self.data(name), place, cell.value)
+                    store_number(self.w, self.data(name), self.row_of(name, -k), cell.value)
 
     # After the last step
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
 from pytensor.tensor.linalg.decomposition.qr import QR
@@ -19,7 +21,7 @@ from scanlib.kernels.language import FLOATS, Value
 from scanlib.kernels.linalg import factorizations, products
 from scanlib.kernels.linalg.matrices import Matrix, packed
 from scanlib.kernels.scalars import NoKernelError, parts_of
-from scanlib.kernels.spans import load_number, store_number
+from scanlib.kernels.spans import load_number
 from scanlib.ops.graph import core_op
 from scanlib.ops.messages import shape_text
 from scanlib.ops.row_ops.triangular import TriangularFactor
@@ -135,15 +137,13 @@ def _square(step: Step, place: Place) -> Matrix:
     return matrix(step, place)
 
 
-def _contiguous_target(step: Step, out: Variable, sizes: list[Size]) -> Place:
+def _result(step: Step, out: Variable, sizes: Sequence[Size]) -> tuple[Place, Matrix]:
+    """Return memory in order for a result, and it as linear algebra fills it."""
     place = step.target(out, sizes)
-    return place if is_contiguous(step.sizes, place) else step.fresh(place.dtype, sizes)
-
-
-def _result(step: Step, place: Place) -> Matrix:
-    """Return what `_contiguous_target` gave as linear algebra fills it."""
-    sizes = [size_operand(step, size) for size in place.sizes]
-    return packed(place.pointer, place.dtype, *sizes)
+    place = place if is_contiguous(step.sizes, place) else step.fresh(place.dtype, sizes)
+    rows, columns = as_matrix(place, is_row=False).sizes
+    whole = size_operand(step, rows), size_operand(step, columns)
+    return place, packed(place.pointer, place.dtype, *whole)
 
 
 def _spare(step: Step, dtype: str, rows: Size) -> Value:
@@ -162,10 +162,9 @@ def write_cholesky(step: Step, node: Apply) -> None:
     _check_real(node)
     (inp,), (out,) = node.inputs, node.outputs
     place = step.place(inp)
-    target = _contiguous_target(step, out, list(place.sizes))
+    target, result = _result(step, out, place.sizes)
     a, lower = _square(step, place), bool(core_op(node).lower)
-    a = a.turned if lower else a
-    factorizations.cholesky(step.writer, a, _result(step, target), lower)
+    factorizations.cholesky(step.writer, a.turned if lower else a, result, lower)
     step.bind_place(out, target)
 
 
@@ -181,10 +180,9 @@ def write_triangular_factor(step: Step, node: Apply) -> None:
     least = minimum(rows, columns)
     if not isinstance(op, TriangularFactor) and step.sizes.same(least) != rows:
         raise NoKernelError(f"{op} of a matrix that may have more rows than columns has no kernel")
-    target = _contiguous_target(step, out, [least, columns])
+    target, result = _result(step, out, [least, columns])
     spare = step.fresh(place.dtype, [rows, columns]).pointer
-    found = _result(step, target)
-    factorizations.triangular_factor(step.writer, matrix(step, place), found, spare)
+    factorizations.triangular_factor(step.writer, matrix(step, place), result, spare)
     step.bind_place(out, target)
 
 
@@ -193,10 +191,9 @@ def write_inverse(step: Step, node: Apply) -> None:
     _check_real(node)
     (inp,), (out,) = node.inputs, node.outputs
     place = step.place(inp)
-    target = _contiguous_target(step, out, list(place.sizes))
+    target, result = _result(step, out, place.sizes)
     spare = _spare(step, place.dtype, place.sizes[0])
-    a, result = _square(step, place), _result(step, target)
-    (found,) = factorizations.inverse(step.writer, a, result, spare)
+    (found,) = factorizations.inverse(step.writer, _square(step, place), result, spare)
     texts = {
         factorizations.SINGULAR: "Matrix is singular to machine precision.",
         factorizations.NOT_FINITE: "Array must not contain infs or NaNs.",
@@ -217,18 +214,12 @@ def write_determinant(step: Step, node: Apply) -> None:
         step.bind_number(out, result)
 
 
-def _mirrored(step: Step, place: Place, lower: bool) -> Matrix:
-    """Return a symmetric matrix, of which one triangle is read."""
-    w, whole = step.writer, step.fresh(place.dtype, place.sizes)
-    size = step.value(place.sizes[0])
-    with w.loop(0, size) as i, w.loop(0, size) as j:
-        ends = w.select(i < j, i, j), w.select(i < j, j, i)
-        row, column = ends[::-1] if lower else ends
-        source = step.bytes(row, place.strides[0]) + step.bytes(column, place.strides[1])
-        target = step.bytes(i, whole.strides[0]) + step.bytes(j, whole.strides[1])
-        number = load_number(w, place.dtype, place.pointer, source)
-        store_number(w, whole.pointer, target, number)
-    return matrix(step, whole)
+def _mirrored(step: Step, place: Place, upper: Matrix) -> Matrix:
+    """Return a symmetric matrix of the sizes of another, whose upper triangle is read."""
+    w, whole = step.writer, matrix(step, step.fresh(place.dtype, place.sizes))
+    with w.loop(0, whole.rows) as i, w.loop(0, whole.columns) as j:
+        whole.store(w, i, j, upper.load(w, w.select(i < j, i, j), w.select(i < j, j, i)))
+    return whole
 
 
 @rule(SolveTriangular, CholeskySolve, Solve)
@@ -242,13 +233,11 @@ def write_solve(step: Step, node: Apply) -> None:
     place, b = step.place(left), step.place(right)
     text = f"{CONFORM}{shape_text(place.ndim)} and {shape_text(b.ndim)}"
     step.require(b.sizes[0], place.sizes[0], "LinAlgError", text, [*place.sizes, *b.sizes])
-    target = _contiguous_target(step, out, [place.sizes[0], *b.sizes[1:]])
+    (target, result), lower = _result(step, out, [place.sizes[0], *b.sizes[1:]]), bool(op.lower)
     a = _square(step, place)
+    upper, given = a.turned if lower else a, matrix(step, as_matrix(b, is_row=False))
     if kind in ("sym", "her"):
-        a = _mirrored(step, place, bool(op.lower))
-    given = matrix(step, as_matrix(b, is_row=False))
-    result, lower = _result(step, as_matrix(target, is_row=False)), bool(op.lower)
-    upper = a.turned if lower else a
+        a = _mirrored(step, place, upper)
     if isinstance(op, CholeskySolve):
         factorizations.solve_cholesky(w, upper, given, result)
     elif isinstance(op, SolveTriangular):

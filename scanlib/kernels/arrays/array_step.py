@@ -35,7 +35,7 @@ from scanlib.kernels.arrays.sizes import (
 from scanlib.kernels.arrays.workspace import Part, Place, Workspace, bytes_of, is_contiguous
 from scanlib.kernels.language import INT64, Block, Type, Value, Writer
 from scanlib.kernels.scalars import NoKernelError, Number, Scalars, parts_of
-from scanlib.kernels.spans import itemsize, load_number, store_number
+from scanlib.kernels.spans import itemsize, lane_pieces, load_number, store_number
 from scanlib.lengths.numbers import constant_index
 from scanlib.ops.graph import core_op
 from scanlib.ops.messages import NodeMessages
@@ -287,7 +287,7 @@ class Step:
             return self.number(variable)
         if isinstance(variable, Constant) and variable.data.size:
             data = np.asarray(variable.data).reshape(-1)
-            if data[0] == data[0] and (data == data[0]).all() and not _is_minus_zero(data):
+            if data.tobytes() == data.size * data[:1].tobytes():
                 return self.scalars.constant(data[0], variable.type.dtype)
         if all(known == 1 for known in variable.type.shape) and variable in self.numbers:
             return self.numbers[variable]
@@ -318,17 +318,13 @@ class Step:
         part = self.workspace.take(bytes_of(dtype, sizes), pinned=True)
         with self.writer.inside(self.before):
             place = self._at(part, dtype, sizes)
-            flat, k = data.reshape(-1), 0
-            lanes = 1 if parts_of(dtype) is not None else 8
-            while k < flat.size:
-                while lanes > flat.size - k:
-                    lanes //= 2
+            flat = data.reshape(-1)
+            for k, lanes in lane_pieces(flat.size, 1 if parts_of(dtype) is not None else 8):
                 if lanes == 1:
                     number = self.scalars.constant(flat[k], dtype)
                 else:
                     number = self.writer.constant(flat[k : k + lanes], Type(dtype, lanes))
                 store_number(self.writer, place.pointer, k * place.itemsize, number)
-                k += lanes
         return place
 
     # Sizes as values
@@ -505,7 +501,3 @@ def _is_computed_where_read(graph: FunctionGraph, out: Variable) -> bool:
 
 def _reads_item(node: Apply) -> bool:
     return isinstance(node.op, Subtensor) and node.outputs[0].type.ndim == 0
-
-
-def _is_minus_zero(data: Any) -> bool:
-    return data.dtype.kind == "f" and data[0] == 0 and bool(np.signbit(data).any())

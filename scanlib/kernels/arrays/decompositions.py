@@ -114,10 +114,6 @@ def _sum(a: Variable, product: Variable, b: Variable, z: Variable) -> Variable:
     return scaled if _is_constant(b, 0) else scaled + (z if _is_constant(b, 1) else b * z)
 
 
-def _same_dtype(x: Variable, y: Variable) -> bool:
-    return x.type.dtype == y.type.dtype
-
-
 def _is_constant(variable: Variable, number: int) -> bool:
     return isinstance(variable, Constant) and bool(np.all(variable.data == number))
 
@@ -129,7 +125,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Variable]] = {
     Dot22Scalar: lambda op, x, y, a: a * pt.dot(x, y),
     Gemm: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
     Gemv: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
-    BatchedDot: lambda op, x, y: StepProducts()(x, y) if _same_dtype(x, y) else pt.matmul(x, y),
+    BatchedDot: lambda op, x, y: (StepProducts() if x.dtype == y.dtype else pt.matmul)(x, y),
     StepProducts: _step_products,
     Softmax: _softmax,
     Argmax: _argmax,

@@ -28,11 +28,12 @@ from scanlib.kernels.arrays.array_step import Destination, Step, rule
 from scanlib.kernels.arrays.sizes import Expression, Size, product
 from scanlib.kernels.arrays.workspace import Place, is_contiguous, last_swapped
 from scanlib.kernels.language import INT64, Value
-from scanlib.kernels.scalars import LanesError, Number, added, multiplied, parts_of
+from scanlib.kernels.scalars import LanesError, Number, added, limit, multiplied, parts_of
 from scanlib.kernels.spans import (
     Total,
     itemsize,
     lane_counts,
+    lane_pieces,
     load_number,
     spread,
     store_number,
@@ -184,8 +185,8 @@ def possible_lanes(arrays: Sequence[Walk], size: Size) -> list[int]:
     if not side_by_side or any(parts_of(array.dtype) is not None for array in arrays):
         return [1]
     lanes = REGISTER // max(itemsize(array.dtype) for array in arrays)
-    if isinstance(size, int) and len(_pieces(size, lanes)) <= MOST_UNROLLED:
-        return sorted(set(_pieces(size, lanes)) | {1}, reverse=True)
+    if isinstance(size, int) and len(lane_pieces(size, lanes)) <= MOST_UNROLLED:
+        return sorted({1, *(count for _, count in lane_pieces(size, lanes))}, reverse=True)
     return [*lane_counts(lanes), 1]
 
 
@@ -206,44 +207,23 @@ def innermost(
         write(1)
         return
     if isinstance(size, int):
-        pieces = _pieces(size, lanes)
-        if len(pieces) <= MOST_UNROLLED:
-            if not _try(step, lambda: _unrolled(pieces, at)):
-                _unrolled([1] * size, at) if size <= MOST_UNROLLED else _loop(step, size, at)
-            return
+        for several in (lanes, 1):
+            pieces = lane_pieces(size, several)
+            if len(pieces) <= MOST_UNROLLED and _unrolled(step, pieces, at):
+                return
     w, whole = step.writer, step.value(size)
     most = w.select(whole > MOST_BY_ITEM, whole, 0) if by_item else None
     walk(w, w.constant(0, INT64), whole, lane_counts(lanes), at, most)
 
 
-def _pieces(size: int, lanes: int) -> list[int]:
-    """Return the numbers of items that are taken at once, powers of two, as many as lanes."""
-    pieces = []
-    while size:
-        while lanes > size:
-            lanes //= 2
-        pieces.append(lanes)
-        size -= lanes
-    return pieces
-
-
-def _unrolled(pieces: Sequence[int], at: Callable[[Value | int, int], None]) -> None:
-    first = 0
-    for taken in pieces:
-        at(first, taken)
-        first += taken
-
-
-def _loop(step: Step, size: Size, at: Callable[[Value | int, int], None]) -> None:
-    with step.writer.loop(0, step.value(size)) as index:
-        at(index, 1)
-
-
-def _try(step: Step, write: Callable[[], None]) -> bool:
-    """Write something; take it back and return False where an operation is for single numbers."""
+def _unrolled(
+    step: Step, pieces: Sequence[tuple[int, int]], at: Callable[[Value | int, int], None]
+) -> bool:
+    """Write some items after others; False, and nothing, where an operation is for single ones."""
     before = len(step.writer.block.statements)
     try:
-        write()
+        for first, taken in pieces:
+            at(first, taken)
     except LanesError:
         del step.writer.block.statements[before:]
         return False
@@ -526,17 +506,9 @@ class Reduction:
         return self.step.scalars.number_as(item, self.dtype)
 
     def identity(self) -> Number:
-        op, dtype = self.op.scalar_op, np.dtype(self.dtype)
-        if isinstance(op, ScalarMaximum | ScalarMinimum):
-            largest = isinstance(op, ScalarMinimum)
-            if dtype.kind == "f":
-                value = np.inf if largest else -np.inf
-            elif dtype.kind == "b":
-                value = largest
-            else:
-                value = np.iinfo(dtype).max if largest else np.iinfo(dtype).min
-        else:
-            value = op.identity
+        op, is_minimum = self.op.scalar_op, isinstance(self.op.scalar_op, ScalarMinimum)
+        is_extreme = is_minimum or isinstance(op, ScalarMaximum)
+        value = limit(self.dtype, largest=is_minimum) if is_extreme else op.identity
         return self.step.scalars.constant(value, self.dtype)
 
     def combined(self, one: Number, other: Number) -> Number:
@@ -556,24 +528,22 @@ class Reduction:
         sizes = self.tree.loops()
         kept = [axis for axis in range(len(sizes)) if axis not in self.axes]
         if not kept:
-            self.write_number(sizes)
+            arrays = self.tree.prepare()
+            total = self.collect(arrays, collapse(step, arrays, sizes), 0)
+            step.bind_number(self.out, step.scalars.number_as(total, self.out.type.dtype))
             return
         outer = [sizes[axis] for axis in kept]
         target = step.target(self.out, outer)
         sums = target if self.dtype == self.out.type.dtype else step.fresh(self.dtype, outer)
-        if all(axis > kept[-1] for axis in self.axes):
-            self.write_inner(sizes, len(kept), sums)
+        if all(axis > kept[-1] for axis in self.axes):  # the last ones
+            arrays, result = self.tree.prepare(), walked(step, sums, sums.sizes)
+            with over(step, [*arrays, result], outer):
+                result.store(step, self.collect(arrays, sizes, len(kept)))
         else:
             self.write_outer(sizes, kept, sums)
         if sums is not target:
             write_copy(step, sums, target)
         step.bind_place(self.out, target)
-
-    def write_number(self, sizes: list[Size]) -> None:
-        arrays = self.tree.prepare()
-        loops = collapse(self.step, arrays, sizes)
-        total = self.collect(arrays, loops, 0)
-        self.step.bind_number(self.out, self.step.scalars.number_as(total, self.out.type.dtype))
 
     def collect(self, arrays: list[Walk], loops: list[Size], first: int) -> Number:
         """Write the loops from an axis on, and return what they give together."""
@@ -582,14 +552,6 @@ class Reduction:
         total = Total(w, self.identity(), lanes, self.combined)
         nest(step, arrays, loops, lambda count: total.add(self.item(count)), first)
         return total.after()
-
-    def write_inner(self, sizes: list[Size], lead: int, sums: Place) -> None:
-        """Write a reduction over the last axes."""
-        step = self.step
-        arrays = self.tree.prepare()
-        result = walked(step, sums, sums.sizes)
-        with over(step, [*arrays, result], sizes[:lead]):
-            result.store(step, self.collect(arrays, sizes, lead))
 
     def write_outer(self, sizes: list[Size], kept: list[int], sums: Place) -> None:
         """Write a reduction that is collected in memory, in the order of the array's axes."""

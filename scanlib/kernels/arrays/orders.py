@@ -28,7 +28,7 @@ from scanlib.kernels.arrays.sizes import total
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
 from scanlib.kernels.linalg.matrices import shared
-from scanlib.kernels.scalars import NoKernelError, Number, parts_of, real
+from scanlib.kernels.scalars import NoKernelError, Number, limit, parts_of, real
 from scanlib.kernels.spans import load_number
 from scanlib.ops.graph import core_op
 
@@ -135,14 +135,13 @@ def _write_run(
     (kind, *_), (items, *_), (first, last) = columns[0], scratch, ends
     counter, item, size = _counter(kind), kind.itemsize, last - first
     several = Type(kind.dtype, LANES)
-    largest = np.inf if kind.is_float else np.iinfo(kind.dtype).max
     lanes = w.constant(range(LANES), counter)
     with w.loop(0, size, LANES) as block:
         for (own, spare, _), to in zip(columns, scratch, strict=True):
             value = w.load(Type(own.dtype, LANES), spare, (first + block) * own.itemsize)
             if to is items:
                 is_own = lanes < w.splat(w.cast(size - block, counter.dtype), LANES)
-                value = w.select(is_own, value, w.constant(largest, several))
+                value = w.select(is_own, value, w.constant(limit(kind.dtype, True), several))
             w.store(to, block * own.itemsize, value)
     with w.loop(0, size, LANES) as block:
         mine, before = w.load(several, items, block * item), w.local(0, counter)
@@ -254,17 +253,12 @@ def _count_while(w: Writer, size: Value, holds: Callable[[Value], Value]) -> Val
     return w.copy(first)
 
 
-def _axis(node: Apply) -> int:
-    axis = sorted_axis(node)
-    if axis is None:
-        raise NoKernelError("an order along an axis that is not known has no kernel")
-    return axis
-
-
 @rule(SortOp, ArgSortOp)
 def write_order(step: Step, node: Apply) -> None:
     """Write an array sorted along an axis, or the places of its items in their order."""
-    (inp, *_), (out,), axis, w = node.inputs, node.outputs, _axis(node), step.writer
+    (inp, *_), (out,), axis, w = node.inputs, node.outputs, sorted_axis(node), step.writer
+    if axis is None:
+        raise NoKernelError("an order along an axis that is not known has no kernel")
     source, dtype = step.place(inp), out.type.dtype
     compared, target = _compared(source.dtype), step.target(out, source.sizes)
     size, with_spare = source.sizes[axis], total(source.sizes[axis], LANES)

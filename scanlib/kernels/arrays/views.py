@@ -1,13 +1,14 @@
 """Other ways to look at arrays, and writes through them: transposes, slices, indices, joins.
 
 What only looks at an array in another way is arithmetic with pointers and strides. Indices are
-checked, and counted from the end where they are negative.
+checked, and counted from the end where they are negative. Items that arrays of indices select are
+copied one after the other.
 """
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from pytensor.compile.ops import DeepCopyOp
@@ -30,11 +31,15 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import TensorType
 
-from scanlib._compat import join_of, split_of
+from scanlib._compat import INDEX_READS, INDEX_WRITES, join_of, split_of
 from scanlib.kernels.arrays.array_step import Step, rule
 from scanlib.kernels.arrays.nests import (
     Tree,
+    Walk,
+    common_sizes,
     contiguous,
+    over,
+    stretched,
     write_copy,
     write_numbers,
     write_tree,
@@ -51,7 +56,7 @@ from scanlib.kernels.arrays.sizes import (
     total,
 )
 from scanlib.kernels.arrays.workspace import Place
-from scanlib.kernels.language import Value
+from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.scalars import NoKernelError, Number, added, parts_of, real
 from scanlib.kernels.spans import load_number, store_number
 from scanlib.lengths.numbers import constant_index, constant_place, indices_of
@@ -61,6 +66,7 @@ from scanlib.ops.messages import SPECIFIED_SHAPE, out_of_bounds, shape_text
 
 ASSIGNED = "cannot assign an array of another shape to a slice: sizes {} and {}"
 FILLED = "could not broadcast an array to the shape of a new one: sizes {} and {}"
+INDEX_SHAPES = "shape mismatch: indexing arrays of {} and {} could not be broadcast together"
 JOINED = (
     "all the input array dimensions except for the concatenation axis must match exactly, "
     "got {} and {} along axis "
@@ -73,8 +79,8 @@ RESHAPED = "cannot reshape array of size {} into "
 # Numbers
 
 
-@rule(TensorFromScalar, ScalarFromTensor)
-def write_scalar_type(step: Step, node: Apply) -> None:
+@rule(TensorFromScalar, ScalarFromTensor, DeepCopyOp)
+def write_same(step: Step, node: Apply) -> None:
     step.alias(node.outputs[0], node.inputs[0])
 
 
@@ -184,23 +190,11 @@ def write_specify_shape(step: Step, node: Apply) -> None:
 
 @rule(Reshape)
 def write_reshape(step: Step, node: Apply) -> None:
-    inp, shape = node.inputs
-    if inp in step.items and None not in node.outputs[0].type.shape:
-        step.items[node.outputs[0]] = step.items[inp]
+    (inp, shape), (out,) = node.inputs, node.outputs
+    if inp in step.items and None not in out.type.shape:
+        step.items[out] = step.items[inp]
         return
-    reshape(step, inp, node.outputs[0], numbers_of(step, shape))
-
-
-def numbers_of(step: Step, vector: Variable) -> list[Size]:
-    """Return a vector of integers that are known before the first step."""
-    if isinstance(vector, Constant):
-        return [int(size) for size in vector.data]
-    if vector not in step.items:
-        raise NoKernelError("a shape that is computed as a vector has no kernel")
-    return [step.size_of(size) for size in step.items[vector]]
-
-
-def reshape(step: Step, inp: Variable, out: Variable, wanted: list[Size]) -> None:
+    wanted = numbers_of(step, shape)
     if inp.type.ndim == 0:
         step.bind_number(out, step.number(inp))
         return
@@ -220,6 +214,15 @@ def reshape(step: Step, inp: Variable, out: Variable, wanted: list[Size]) -> Non
     step.require(product(*wanted), items, "ValueError", text, [items, *wanted])
     strides = step.sizes.contiguous_strides(place.itemsize, tuple(wanted))
     step.bind_place(out, place.view(wanted, strides))
+
+
+def numbers_of(step: Step, vector: Variable) -> list[Size]:
+    """Return a vector of integers that are known before the first step."""
+    if isinstance(vector, Constant):
+        return [int(size) for size in vector.data]
+    if vector not in step.items:
+        raise NoKernelError("a shape that is computed as a vector has no kernel")
+    return [step.size_of(size) for size in step.items[vector]]
 
 
 @rule(ExtractDiag)
@@ -429,40 +432,115 @@ def broadcast(
     return place.view(sizes, strides)
 
 
-# New arrays
+# Indices that are arrays
 
 
-@rule(DeepCopyOp)
-def write_deep_copy(step: Step, node: Apply) -> None:
-    (inp,), (out,) = node.inputs, node.outputs
-    if inp.type.ndim == 0:
-        step.bind_number(out, step.number(inp))
-        return
-    place = step.place(inp)
-    target = step.target(out, place.sizes)
-    write_copy(step, place, target)
+class Gather:
+    """The items of an array that arrays of indices select, with slices of its other axes.
+
+    The axes of the indices come where the first of these is, or before all others where a slice is
+    between two of them.
+    """
+
+    def __init__(self, step: Step, place: Place, indices: Sequence[slice | Variable]) -> None:
+        self.step = step
+        given = [*indices, *[slice(None)] * (place.ndim - len(indices))]
+        axes = [axis for axis, index in enumerate(given) if not isinstance(index, slice)]
+        arrays = [index for index in given if not isinstance(index, slice)]
+        if any(array.type.dtype == "bool" for array in arrays):
+            raise NoKernelError("masks as indices have no kernel")
+        slices = [index if isinstance(index, slice) else slice(None) for index in given]
+        base = indexed(step, place, slices)
+        self.pointer = base.pointer
+        self.by_index = [(axis, base.sizes[axis], base.strides[axis]) for axis in axes]
+        rest = [axis for axis in range(base.ndim) if axis not in axes]
+        self.rest = base.along(rest)
+        together = axes == list(range(axes[0], axes[-1] + 1))
+        self.lead = sum(axis < axes[0] for axis in rest) if together else 0
+        ndim = max(array.type.ndim for array in arrays)
+        shapes = [(array, step.place(array).sizes) for array in arrays if array.type.ndim]
+        self.loops = common_sizes(step, ndim, shapes, "IndexError", INDEX_SHAPES)
+        self.indices = [self._walk(array) for array in arrays]
+
+    def _walk(self, array: Variable) -> Walk | Value:
+        number = self.step.only_number(array)
+        if number is not None:
+            return real(number)
+        return stretched(self.step, array, self.step.place(array), self.loops)
+
+    @property
+    def sizes(self) -> list[Size]:
+        """The sizes of the result."""
+        rest = list(self.rest.sizes)
+        return [*rest[: self.lead], *self.loops, *rest[self.lead :]]
+
+    def each(self, other: Place, write: Callable[[Place, Place], None]) -> None:
+        """Write, for each index, what is done with what it selects and with a part of another."""
+        step, w = self.step, self.step.writer
+        inner = range(self.lead, self.lead + len(self.loops))
+        along = Walk(other.pointer, other.dtype, [other.strides[axis] for axis in inner])
+        kept = [axis for axis in range(other.ndim) if axis not in inner]
+        walks = [index for index in self.indices if isinstance(index, Walk)]
+        with over(step, [*walks, along], self.loops):
+            pointer = self.pointer
+            for found, (axis, size, stride) in zip(self.indices, self.by_index, strict=True):
+                number = found.load(step, 1) if isinstance(found, Walk) else found
+                first = wrapped_index(step, real(number), axis, size)
+                pointer = w.offset(pointer, step.bytes(first, stride))
+            here = w.offset(other.pointer, w.as_value(along.offset, INT64))
+            write(self.rest.along(range(self.rest.ndim), pointer), other.along(kept, here))
+
+
+@rule(*INDEX_READS[1:])
+def write_gather(step: Step, node: Apply) -> None:
+    """Write the copy of items that arrays of indices select."""
+    source = node.inputs[0]
+    gather = Gather(step, step.place(source), indices_of(node))
+    (out,) = node.outputs
+    target = step.target(out, gather.sizes)
+    gather.each(target, lambda item, part: write_copy(step, item, part))
     step.bind_place(out, target)
+
+
+@rule(*INDEX_WRITES[1:])
+def write_scatter(step: Step, node: Apply) -> None:
+    """Write numbers to the items that arrays of indices select, one after the other."""
+    _, value, *rest = node.inputs
+    (out,), op = node.outputs, core_op(node)
+    if getattr(op, "ignore_duplicates", False):
+        raise NoKernelError("a write that forgets repeated indices has no kernel")
+    for array in rest:
+        if array.type.ndim:
+            step.place(array)
+    target = copied_base(step, node)
+    gather = Gather(step, target, indices_of(node))
+    number = step.only_number(value)
+    sizes, combine = tuple(gather.sizes), None if op.set_instead_of_inc else added
+    if number is not None:
+        nothing = target.view(sizes, [0] * len(sizes))
+        gather.each(nothing, lambda item, _: write_copy(step, number, item, combine))
+    else:
+        source = broadcast(step, value, sizes)
+        gather.each(source, lambda item, part: write_copy(step, part, item, combine))
+    step.bind_place(out, target)
+
+
+# New arrays
 
 
 @rule(Alloc)
 def write_alloc(step: Step, node: Apply) -> None:
     value, *sizes = node.inputs
     out = node.outputs[0]
-    known = _checked_sizes(step, sizes)
+    known = list(map(step.size_of, sizes))
+    for size in known:
+        if not (isinstance(size, Given) and size.kind == "dim"):
+            step.require_not_below(size, 0, "ValueError", NEGATIVE, [size])
     target = step.target(out, known)
     number = step.only_number(value)
     source = number if number is not None else broadcast(step, value, target.sizes, FILLED)
     write_copy(step, source, target)
     step.bind_place(out, target)
-
-
-def _checked_sizes(step: Step, numbers: Sequence[Variable]) -> list[Size]:
-    """Return the sizes of a new array, none of which may be negative."""
-    sizes = list(map(step.size_of, numbers))
-    for size in sizes:
-        if not (isinstance(size, Given) and size.kind == "dim"):
-            step.require_not_below(size, 0, "ValueError", NEGATIVE, [size])
-    return sizes
 
 
 @rule(ARange)

@@ -13,7 +13,6 @@ positive definite, or is singular, gives NaN everywhere; `inverse` returns what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from scanlib.kernels.elementary import vector_function
@@ -80,36 +79,22 @@ def _write_row(
     factors, first, last = terms
     row = x.row(w, i)
 
-    def write(j: Value, kind: Type, count: int) -> None:
-        places = [v * kind.lanes * x.itemsize for v in range(count)]
-        own, above = w.offset(row, j * x.itemsize), w.offset(x.pointer, j * x.itemsize)
-        totals = [w.local(w.load(kind, own, at)) for at in places]
+    def write(j: Value, count: int) -> None:
+        kind, at = Type(x.dtype, count), j * x.itemsize
+        above, total = w.offset(x.pointer, at), w.local(w.load(kind, row, at))
         with w.loop(first, last) as k:
-            factor = -factors.load(w, i, k)
-            factor = factor if kind.lanes == 1 else w.splat(factor, kind.lanes)
-            other = w.offset(above, x.row_stride * k)
-            for at, total in zip(places, totals, strict=True):
-                w.assign(total, w.fma(factor, w.load(kind, other, at), w.copy(total)))
-        for at, total in zip(places, totals, strict=True):
-            w.store(own, at, w.copy(total) / pivot)
+            factor = -w.as_value(factors.load(w, i, k), kind)
+            value = w.load(kind, above, x.row_stride * k)
+            w.assign(total, w.fma(factor, value, w.copy(total)))
+        w.store(row, at, w.copy(total) / pivot)
 
-    _write_pieces(w, x.dtype, *ends, write)
+    walk(w, *ends, _counts(x.type), write)
 
 
-def _write_pieces(
-    w: Writer,
-    dtype: str,
-    start: Value,
-    stop: Value,
-    write: Callable[[Value, Type, int], None],
-) -> None:
-    """Write loops over some numbers, several vectors, one vector, and one number at a time."""
-    lanes = register_bytes() // Type(dtype).itemsize
-
-    def piece(j: Value, count: int) -> None:
-        write(j, Type(dtype, min(count, lanes)), max(count // lanes, 1))
-
-    walk(w, start, stop, [4 * lanes, lanes], piece)
+def _counts(kind: Type) -> list[int]:
+    """Return how many numbers are taken at once: several registers of them, or one."""
+    lanes = register_bytes() // kind.itemsize
+    return [4 * lanes, lanes]
 
 
 @shared
@@ -208,16 +193,14 @@ def _write_difference(
     w: Writer, row: Value, other: Value, factor: Value, ends: tuple[Value, Value]
 ) -> None:
     """Write ``row[j] -= factor other[j]`` for all j between `ends`."""
-    item, opposite = factor.type.itemsize, -factor
+    opposite = -factor
 
-    def write(j: Value, kind: Type, count: int) -> None:
-        several = opposite if kind.lanes == 1 else w.splat(opposite, kind.lanes)
-        for v in range(count):
-            at = (j + v * kind.lanes) * item
-            value = w.fma(several, w.load(kind, other, at), w.load(kind, row, at))
-            w.store(row, at, value)
+    def write(j: Value, count: int) -> None:
+        kind, at = Type(factor.type.dtype, count), j * factor.type.itemsize
+        several = w.as_value(opposite, kind)
+        w.store(row, at, w.fma(several, w.load(kind, other, at), w.load(kind, row, at)))
 
-    _write_pieces(w, factor.type.dtype, *ends, write)
+    walk(w, *ends, _counts(factor.type), write)
 
 
 def _write_exchange(w: Writer, kind: Type, x: Value, y: Value, count: Value) -> None:

@@ -92,28 +92,19 @@ def shared(write: Callable[..., Any]) -> Callable[..., tuple[Value, ...]]:
     packed, no strides are given.
     """
 
+    # Of each operand, its type, and how many sizes and strides a matrix has after its address.
     @cache
-    def function(kinds: tuple[Type | tuple[str, bool], ...], **options: Any) -> Function:
-        types, words = [], [write.__name__.strip("_"), *map(str, options.values())]
-        for kind in kinds:
-            if isinstance(kind, Type):
-                types.append(kind)
-                words.append(kind.dtype)
-            else:
-                dtype, is_packed = kind
-                types += [POINTER] + [INT64] * (2 if is_packed else 4)
-                words.append(f"{'packed_' if is_packed else ''}{dtype}")
+    def function(kinds: tuple[tuple[Type, int], ...], **options: Any) -> Function:
+        words = [write.__name__.strip("_"), *map(str, options.values())]
+        words += [f"packed_{kind}" if count == 2 else str(kind) for kind, count in kinds]
+        types = [t for kind, n in kinds for t in ([POINTER, *[INT64] * n] if n else [kind])]
 
         def statements(w: Writer, *values: Value) -> Any:
-            rest = iter(values)
-            operands: list[Matrix | Value] = []
-            for kind in kinds:
-                if isinstance(kind, Type):
-                    operands.append(next(rest))
-                elif kind[1]:
-                    operands.append(packed(next(rest), kind[0], *islice(rest, 2)))
-                else:
-                    operands.append(Matrix(next(rest), kind[0], *islice(rest, 4)))
+            rest, operands = iter(values), []
+            for kind, count in kinds:
+                first, sizes = next(rest), list(islice(rest, count))
+                make = packed if count == 2 else Matrix
+                operands.append(make(first, kind.dtype, *sizes) if sizes else first)
             found = write(w, *operands, **options)
             return () if found is None else found
 
@@ -121,17 +112,18 @@ def shared(write: Callable[..., Any]) -> Callable[..., tuple[Value, ...]]:
 
     @wraps(write)
     def call(w: Writer, *operands: Matrix | Value | bool, **options: Any) -> tuple[Value, ...]:
-        kinds: list[Type | tuple[str, bool]] = []
+        kinds: list[tuple[Type, int]] = []
         values: list[Value] = []
         for operand in operands:
             if isinstance(operand, Matrix):
-                kinds.append((operand.dtype, operand.is_packed))
-                strides = operand.row_stride, operand.column_stride
-                sizes = operand.rows, operand.columns, *(() if operand.is_packed else strides)
+                sizes = [operand.rows, operand.columns]
+                if not operand.is_packed:
+                    sizes += [operand.row_stride, operand.column_stride]
+                kinds.append((operand.type, len(sizes)))
                 values += [operand.pointer, *sized(w, *sizes)]
             else:
                 value = w.as_value(operand, BOOL)
-                kinds.append(value.type)
+                kinds.append((value.type, 0))
                 values.append(value)
         return w.call(function(tuple(kinds), **options), *values)
 

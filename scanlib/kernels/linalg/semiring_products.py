@@ -24,12 +24,12 @@ from math import inf
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
-from scanlib.kernels.spans import any_lane, over_lanes
+from scanlib.kernels.spans import any_lane, lane_pieces, over_lanes
 
 VECTOR_BYTES = 64
 # How many vectors a tile has, and how many terms are summed apart so that additions need not wait
 # for one another.
-_TILES = ((4, 2), (2, 4), (1, 4))
+_TILES, _APART = ((4, 2), (2, 4)), 4  # of a single vector as well
 
 
 def choose(w: Writer, size: Value, cases: Sequence[tuple[int, Callable[[], None]]]) -> None:
@@ -92,56 +92,51 @@ class Combination:
         place: Value = w.constant(0, INT64)
         is_real = self.semiring == "real"
         wide = is_real and lanes * self.itemsize == VECTOR_BYTES
-        for vectors, apart in _TILES[:-1] if wide else ():
+        for vectors, apart in _TILES if wide else ():
             size = vectors * lanes
             end = place + ((self.width - place) & -size)
             with w.loop(place, end, size) as c:
-                self.sums(c, kind, vectors, apart)
+                self.sums(c, Type(self.dtype, size), apart)
             place = end
         with w.loop(place, self.width, lanes) as c:
             first = less(w, c, self.width - lanes) if lanes > 1 else c
             if is_real:
-                self.sums(first, kind, *_TILES[-1])
+                self.sums(first, kind, _APART)
             else:
                 self.extremes(first, kind)
 
     def load(self, kind: Type, place: Value) -> Value:
         """Return numbers of the rows."""
-        if self.ahead is not None and kind.lanes * self.itemsize == VECTOR_BYTES:
-            self.w.prefetch(self.rows.pointer, place + self.ahead)
+        lines = kind.lanes * self.itemsize // VECTOR_BYTES if self.ahead is not None else 0
+        for line in range(lines):
+            self.w.prefetch(self.rows.pointer, place + self.ahead + line * VECTOR_BYTES)
         return self.w.load(kind, self.rows.pointer, place)
 
     def factor(self, j: Value, lanes: int) -> Value:
         value = self.w.load(Type(self.dtype), self.factors, j * self.itemsize)
         return self.w.splat(value, lanes) if lanes > 1 else value
 
-    def sums(self, c: Value, kind: Type, vectors: int, apart: int) -> None:
-        w = self.w
-        places = [(c + v * kind.lanes) * self.itemsize for v in range(vectors)]
-        firsts: list[Value] = [w.constant(0, kind) for _ in places]
-        if self.add is not None:
-            firsts = [w.load(kind, self.add, place) for place in places]
-        sums = [[w.local(first) for first in firsts]]
-        sums += [[w.local(0.0, kind) for _ in places] for _ in range(apart - 1)]
+    def sums(self, c: Value, kind: Type, apart: int) -> None:
+        """Write sums of products, as many as `kind` has lanes, whose terms are summed `apart`."""
+        w, place = self.w, c * self.itemsize
+        zero: Value = w.constant(0, kind)
+        sums = [w.local(zero if self.add is None else w.load(kind, self.add, place))]
+        sums += [w.local(zero) for _ in range(apart - 1)]
 
-        def term(j: Value, totals: list[Local]) -> None:
-            row = j * self.rows.row_stride
-            items = [self.load(kind, row + place) for place in places]
-            factor = self.factor(j, kind.lanes)
-            for item, total in zip(items, totals, strict=True):
-                w.assign(total, w.fma(item, factor, w.copy(total)))
+        def term(j: Value, total: Local) -> None:
+            row = self.load(kind, j * self.rows.row_stride + place)
+            w.assign(total, w.fma(row, self.factor(j, kind.lanes), w.copy(total)))
 
         whole = self.terms & -apart
         with w.loop(0, whole, apart) as j:
-            for part, totals in enumerate(sums):
-                term(j + part if part else j, totals)
+            for part, total in enumerate(sums):
+                term(j + part if part else j, total)
         with w.loop(whole, self.terms) as j:
             term(j, sums[0])
-        for v, place in enumerate(places):
-            found: list[Value] = [w.copy(totals[v]) for totals in sums]
-            while len(found) > 1:
-                found = [a + b for a, b in zip(found[::2], found[1::2], strict=True)]
-            w.store(self.out, place, found[0])
+        found: list[Value] = list(map(w.copy, sums))
+        while len(found) > 1:
+            found = [a + b for a, b in zip(found[::2], found[1::2], strict=True)]
+        w.store(self.out, place, found[0])
 
     def extremes(self, c: Value, kind: Type) -> None:
         """Write the extreme, or the logarithm of the sum of exponentials, of sums."""
@@ -259,15 +254,7 @@ class SmallVectors:
         self.itemsize = self.type.itemsize
         self.zero = w.constant(0, self.type)
         self.places = [min(lane, size - 1) for lane in range(self.lanes)]
-
-    def pieces(self) -> list[tuple[int, int]]:
-        """Return the powers of two that are the size together, and where they begin."""
-        found, place = [], 0
-        for count in (16, 8, 4, 2, 1):
-            if self.size & count:
-                found.append((place, count))
-                place += count
-        return found
+        self.pieces = lane_pieces(size, self.lanes)
 
     def load(self, pointer: Value, offset: Value | int) -> Value:
         w = self.w
@@ -278,7 +265,7 @@ class SmallVectors:
                 pointer,
                 offset + place * self.itemsize if place else offset,
             )
-            for place, count in self.pieces()
+            for place, count in self.pieces
         ]
         value, have = items[0], items[0].type.lanes
         for item in items[1:]:
@@ -299,7 +286,7 @@ class SmallVectors:
     def store(self, pointer: Value, offset: Value | int, value: Value) -> None:
         w = self.w
         offset = w.as_value(offset, INT64)
-        for place, count in self.pieces():
+        for place, count in self.pieces:
             at = offset + place * self.itemsize if place else offset
             if count == self.lanes:
                 part = value

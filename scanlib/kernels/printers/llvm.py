@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from scanlib.kernels import language as ir
+from scanlib.kernels.processor import has_fused_multiply_add
 
 MOST_COPIES = 24  # of a function that is inlined: more would take long to compile
 
@@ -68,45 +69,44 @@ def _number_text(value: Any, type: ir.Type) -> str:
     return str(int(value))
 
 
-def print_function(function: ir.Function, linkage: str = "", fused: bool = True) -> str:
-    """Return a module with a function, of `linkage`, and what it calls.
-
-    Where the processor has no instruction for `fma`, ``fused=False`` prints two.
-    """
-    module = _Module(fused).functions(ir.functions_of(function, shared=False), function)
-    return "\n".join(module.function(function, linkage).text())
+def print_function(function: ir.Function) -> str:
+    """Return a module with a function and what it calls."""
+    return "\n".join(_module_of(function).function(function, "").text())
 
 
-def shared_functions(*roots: ir.Function | ir.Kernel, fused: bool = True) -> dict[str, str]:
+def shared_functions(*roots: ir.Function | ir.Kernel) -> dict[str, str]:
     """Return the module of each shared function that kernels call, by the function's symbol."""
     functions = dict.fromkeys(f for root in roots for f in ir.functions_of(root) if f.is_shared)
-    return {symbol_of(f, fused): _shared_module(f, fused)[1] for f in functions}
+    return dict(map(_shared_module, functions))
 
 
-def symbol_of(function: ir.Function, fused: bool) -> str:
+def symbol_of(function: ir.Function) -> str:
     """Return the name of a function in modules; that of a shared one has a hash of its text."""
-    return _shared_module(function, fused)[0] if function.is_shared else function.name
+    return _shared_module(function)[0] if function.is_shared else function.name
 
 
-_shared: WeakKeyDictionary[ir.Function, dict[bool, tuple[str, str]]] = WeakKeyDictionary()
+_shared: WeakKeyDictionary[ir.Function, tuple[str, str]] = WeakKeyDictionary()
 
 
-def _shared_module(function: ir.Function, fused: bool) -> tuple[str, str]:
-    known = _shared.setdefault(function, {})
-    if fused not in known:
-        module = _Module(fused).functions(ir.functions_of(function, shared=False), function)
-        text = "\n".join(module.function(function, "", False, "SYMBOL").text())
+def _shared_module(function: ir.Function) -> tuple[str, str]:
+    if function not in _shared:
+        text = "\n".join(_module_of(function).function(function, "", False, "SYMBOL").text())
         symbol = f"{function.name}.{sha256(text.encode()).hexdigest()[:24]}"
-        known[fused] = symbol, text.replace("@SYMBOL(", f"@{symbol}(")
-    return known[fused]
+        _shared[function] = symbol, text.replace("@SYMBOL(", f"@{symbol}(")
+    return _shared[function]
 
 
-def print_kernels(*kernels: ir.Kernel, fused: bool = True) -> str:
+def _module_of(function: ir.Function) -> _Module:
+    """Return a module with what a function calls."""
+    return _Module().functions(ir.functions_of(function, shared=False), function)
+
+
+def print_kernels(*kernels: ir.Kernel) -> str:
     """Return a module with kernels, of different names, their entries, and what they call.
 
     Shared functions are declared: they are modules of their own (`shared_functions`).
     """
-    module = _Module(fused, max(kernel.register for kernel in kernels))
+    module = _Module(max(kernel.register for kernel in kernels))
     functions = dict.fromkeys(
         f for kernel in kernels for f in ir.functions_of(kernel, shared=False)
     )
@@ -128,8 +128,7 @@ class _Module:
     whoever passes a vector to another function must do it in the same way.
     """
 
-    def __init__(self, fused: bool, register: int | None = None) -> None:
-        self.fused = fused
+    def __init__(self, register: int | None = None) -> None:
         width = f'"{8 * (register or 0)}"'
         kinds = ("prefer", "min-legal") if register else ()
         self.attributes = " ".join(["nounwind", *(f'"{k}-vector-width"={width}' for k in kinds)])
@@ -367,7 +366,7 @@ class _Body:
         last, kind = kinds[-1], type_text(kinds[-1])
         columns = ir.OPERATIONS[operation].llvm.split("/")
         text = columns[0 if len(columns) == 1 or last.is_float else 1 if last.is_signed else 2]
-        if operation == "fma" and not self.module.fused:
+        if operation == "fma" and not has_fused_multiply_add():
             product = self.compute(f"fmul {kind} {texts[0]}, {texts[1]}")
             self.make(result, f"fadd {kind} {product}, {texts[2]}")
         elif operation == "not":
@@ -518,7 +517,7 @@ class _Body:
         kinds = [type_text(value.type) for value in statement.results]
         whole = f"{{ {', '.join(kinds)} }}" if kinds else "void"
         whole = kinds[0] if len(kinds) == 1 else whole
-        symbol = symbol_of(statement.function, self.module.fused)
+        symbol = symbol_of(statement.function)
         if statement.function.is_shared:
             types = ", ".join(type_text(value.type) for value in statement.operands)
             self.module.declare(f"{whole} @{symbol}({types})")
