@@ -54,7 +54,6 @@ from scanlib.rewrites.adopt.adopt_batches import adopt_batches, is_batch
 from scanlib.rewrites.adopt.adopt_buffers import (
     BufferWindow,
     Slid,
-    flipped,
     initial_rows,
     is_shared,
     last_reads,
@@ -266,7 +265,7 @@ class _Adoption:
                 self.outputs.append(_unread)
                 self.add_last_rows(reads, _result_of(carry))
                 continue
-            rows = flipped(initial) if self.reverse and depth > 1 else initial
+            rows = initial[::-1] if self.reverse and depth > 1 else initial
             state = State(rows, dict(zip(own, variables, strict=True)), result, name=name)
             self.loop.states.append(state)
             self.outputs.append(self.in_order(state))

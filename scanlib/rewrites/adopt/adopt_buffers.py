@@ -33,7 +33,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.basic import Alloc, AllocEmpty
+from pytensor.tensor.basic import AllocEmpty
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib.lengths.arrays import Lengths, slice_of
@@ -63,7 +63,7 @@ def initial_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths)
                 more = rows.of(buffer) - steps
                 if fits or more == stop or (_is_opaque(more) and _is_opaque(stop)):
                     return value
-    return _head(buffer, depth) if fits else None
+    return buffer[:depth] if fits else None
 
 
 def _is_opaque(form: LengthForm) -> bool:
@@ -78,29 +78,10 @@ def _is_opaque(form: LengthForm) -> bool:
     )
 
 
-def _head(buffer: Variable, depth: int) -> Variable:
-    node = buffer.owner
-    if node is not None and isinstance(node.op, Alloc):
-        value, _, *sizes = node.inputs
-        if value.type.ndim < buffer.type.ndim or value.type.shape[0] == 1:
-            return pt.alloc(value, depth, *sizes)
-    return buffer[:depth]
-
-
-def first_row(buffer: Variable) -> Variable:
-    """Return the first row of a buffer."""
-    node = buffer.owner
-    if node is not None and isinstance(node.op, Alloc):
-        value, _, *sizes = node.inputs
-        if value.type.ndim < buffer.type.ndim:
-            return pt.alloc(value, *sizes) if sizes else value
-    return buffer[0]
-
-
 def only_row(rows: Variable, buffer: Variable) -> Variable:
     """Return the row that was made into a buffer's only initial row."""
     row = lifted_row(rows)
-    return first_row(buffer) if row is None else row
+    return buffer[0] if row is None else row
 
 
 def is_shared(rows: Variable) -> bool:
@@ -141,7 +122,7 @@ def placements(variable: Variable, length: LengthForm, rows: Lengths) -> list[Pl
 
 def _turned(placed: Placed, length: LengthForm) -> Placed:
     """Return where rows stand in the reversed array."""
-    value = placed.value if placed.rows == number(1) else flipped(placed.value)
+    value = placed.value if placed.rows == number(1) else placed.value[::-1]
     return Placed(value, length - placed.start - placed.rows, placed.rows)
 
 
@@ -225,15 +206,6 @@ def entering_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths
 def _cut(variable: Variable, start: LengthForm, stop: LengthForm) -> Variable:
     first = None if start.is_zero else start.variable()
     return variable[first : stop.variable()]
-
-
-def flipped(variable: Variable) -> Variable:
-    """Return the rows in the opposite order; what was flipped already is turned back."""
-    node = variable.owner
-    index = slice_of(node) if node is not None and isinstance(node.op, Subtensor) else None
-    if index is None or index.start is not None or index.stop is not None:
-        return variable[::-1]
-    return node.inputs[0] if constant_index(index.step) == -1 else variable[::-1]
 
 
 @dataclass
