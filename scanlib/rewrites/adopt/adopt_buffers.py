@@ -340,10 +340,10 @@ def slide(
 def whole_buffer(
     window: BufferWindow,
     slid: Slid,
-    results: dict[Part, Variable],
     steps: LengthForm,
     rows: Lengths,
     reverse: bool,
+    results: dict[Part, Variable],
 ) -> Variable:
     """Return the buffer as PyTensor's loop leaves it, in the order of the steps.
 
