@@ -21,11 +21,11 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from scanlib._compat import freeze_graph
 from scanlib.analysis.scalar_values import NotElementwiseError, ScalarValues, describe, new_scalar
 from scanlib.analysis.sums import summands, terms_of_sum
-from scanlib.ops.graph import is_tensor, readers_of
+from scanlib.ops.graph import is_tensor, readers_of, room_for_calls
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.lowered.elemwise_scan import Axes, Layout
-from scanlib.ops.recursion import room_for_calls
+from scanlib.ops.signature import OuterInputs
 
 
 def is_sum_of_converted(before: str, after: str) -> bool:
@@ -49,10 +49,11 @@ class ScalarLoop:
 
     def axes(self) -> dict[Variable, Axes]:
         """Return the channels' axes of the inputs."""
-        layout, states = self.layout, zip(self.layout.states, self.loop.states, strict=True)
-        past = [axes for axes, state in states for _ in state.taps]
-        axes = [*layout.sequences, *past, *layout.carries, *layout.non_sequences]
-        return dict(zip(self.inputs, axes, strict=True))
+        own = self.layout
+        groups = OuterInputs(
+            None, *map(list, (own.sequences, own.states, own.carries, own.non_sequences))
+        )
+        return dict(zip(self.inputs, self.loop.signature().of_body_inputs(groups), strict=True))
 
     def freeze(self):
         """Return the frozen body."""

@@ -12,9 +12,8 @@ from pytensor.graph.basic import Variable
 from pytensor.scalar import basic as ps
 from pytensor.tensor.shape import SpecifyShape
 
-from scanlib.ops.graph import Readers, applies, is_tensor
+from scanlib.ops.graph import Readers, applies, is_tensor, taken_apart
 from scanlib.ops.loop import Carry, State
-from scanlib.ops.recursion import taken_apart
 
 
 def summands(part: State | Carry, readers: Readers) -> list[Variable] | None:

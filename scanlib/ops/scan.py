@@ -15,6 +15,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
@@ -26,9 +27,9 @@ from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib.ops.c_linker import PrintedOp
 from scanlib.ops.checkpoint_schedules import Schedule
-from scanlib.ops.connection import connection_pattern
 from scanlib.ops.execution import LoopOp, load_backends
 from scanlib.ops.frozen_body import HasFrozenBody
+from scanlib.ops.graph import is_numeric, reached_by
 from scanlib.ops.shapes import stacked_row_shapes
 from scanlib.ops.signature import Labels, OuterInputs, Signature
 
@@ -207,10 +208,28 @@ class Scan(HasFrozenBody, LoopOp, PrintedOp):
             result.append((rows(out, 0), *dims))
         return result
 
-    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+    def connection_pattern(self, node: Apply | None = None) -> list[list[bool]]:
+        """Return, for each input and output of the loop, whether one reaches the other."""
         if self._pattern is None:  # PyTensor asks once for each result
-            self._pattern = connection_pattern(self)
+            self._pattern = self._reach().tolist()
         return self._pattern
+
+    def _reach(self) -> np.ndarray:
+        signature, inputs = self.signature, list(self.body.inputs)
+        count = int(signature.has_n_steps) + sum(signature.input_sizes)
+        outer = signature.split_inputs(range(count))
+        places = signature.of_body_inputs(outer)
+        recurrent = [*outer.initials, *outer.carries]
+        masks = reached_by(inputs, list(self.body.outputs))
+        reach = np.zeros((count, len(masks)), dtype=bool)
+        for i, place in enumerate(places):
+            reach[place] |= np.array([mask >> i & 1 for mask in masks], dtype=bool)
+        for k, place in enumerate(recurrent):  # S. Warshall, "A theorem on Boolean matrices", 1962
+            reach[reach[:, k]] |= reach[place]
+        for k, place in enumerate(recurrent):
+            reach[place, k] = True
+        reach[[place for inp, place in zip(inputs, places, strict=True) if not is_numeric(inp)]] = 0
+        return reach[:, : len(masks) - signature.has_stop]
 
 
 class RandomScan(Scan, RNGConsumerOp):

@@ -20,10 +20,9 @@ from pytensor.scalar import Add, Mul
 from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import copy_graph, freeze_graph, thaw_graph
-from scanlib.ops.graph import applies
+from scanlib.ops.graph import applies, taken_apart
 from scanlib.ops.loop import Loop
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.recursion import taken_apart
 from scanlib.ops.scan import Scan
 
 MANY = 60  # terms

@@ -20,8 +20,7 @@ from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.subtensor import IncSubtensor
 
 from scanlib.lengths.numbers import constant_index, indices_of
-from scanlib.ops.graph import applies
-from scanlib.ops.recursion import taken_apart
+from scanlib.ops.graph import applies, taken_apart
 
 
 @dataclass

@@ -16,7 +16,6 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.type import TensorType
 
-from scanlib.ops.connection import connection_pattern
 from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history, total_of
 from scanlib.ops.gradient.forward import ForwardValues, drawn_values
 from scanlib.ops.gradient.step_pullback import (
@@ -303,7 +302,7 @@ class _Backward:
         own += [null(part.inner) for part in loop.non_sequences]
         return [
             next((v for v, reaches in zip(spread, row, strict=True) if reaches and v), value)
-            for value, row in zip(own, connection_pattern(op), strict=True)
+            for value, row in zip(own, op.connection_pattern(), strict=True)
         ]
 
     def of_sequence(self, part: SequencePart) -> Variable | None:
@@ -364,5 +363,5 @@ def reachable(op: Scan, given: Variables) -> list[bool]:
     connected = [is_connected(g) for g in given]
     return [
         any(reaches and live for reaches, live in zip(row, connected, strict=True))
-        for row in connection_pattern(op)
+        for row in op.connection_pattern()
     ]

@@ -12,7 +12,6 @@ from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.random.type import RandomType
 
-from scanlib.ops.connection import connection_pattern
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.gradient.step_pullback import (
     as_dtype,
@@ -131,7 +130,7 @@ def _live_parts(op: Scan, loop: Loop, given: list[Variable]) -> list[State | Car
     """Return the states and carries that some connected tangent reaches."""
     rows = [
         row
-        for tangent, row in zip(given, connection_pattern(op), strict=True)
+        for tangent, row in zip(given, op.connection_pattern(), strict=True)
         if is_connected(tangent)
     ]
     reached = [any(column) for column in zip(*rows, strict=True)]

@@ -16,10 +16,16 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import toposort
 
 from scanlib._compat import IfElse
-from scanlib.ops.connection import reached_by
-from scanlib.ops.graph import conform, is_differentiable, is_tensor, merge_equal, substitute
+from scanlib.ops.graph import (
+    conform,
+    is_differentiable,
+    is_tensor,
+    merge_equal,
+    reached_by,
+    room_for_calls,
+    substitute,
+)
 from scanlib.ops.loop import Loop, Output, Part, State
-from scanlib.ops.recursion import room_for_calls
 
 
 def is_connected(variable: Variable) -> bool:

@@ -96,8 +96,7 @@ class ChannelPlan:
     ) -> None:
         self.layout = layout
         self.inner = inner
-        count = signature.n_sequences + signature.n_states
-        count += signature.n_carries + signature.n_non_sequences + int(signature.has_n_steps)
+        count = int(signature.has_n_steps) + sum(signature.input_sizes)
         self.outer = signature.split_inputs([f"x{k}" for k in range(count)])
         self.levels = self._levels(result)
         self.targets = list(self._targets(result))

@@ -56,9 +56,16 @@ from scanlib.analysis.linear_forms import (
     of_one_state,
 )
 from scanlib.lengths.numbers import constant_integer
-from scanlib.ops.connection import reached_by
 from scanlib.ops.errors import InitialRowsError
-from scanlib.ops.graph import applies, core_op, depends_on, is_tensor, readers_of, substitute
+from scanlib.ops.graph import (
+    applies,
+    core_op,
+    depends_on,
+    is_tensor,
+    reached_by,
+    readers_of,
+    substitute,
+)
 from scanlib.ops.loop import Carry, Loop, Part, State
 from scanlib.ops.small_arrays import works_on_numbers
 from scanlib.rewrites.lower.canonical_loop import (
