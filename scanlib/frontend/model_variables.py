@@ -26,13 +26,8 @@ def count_model_variables() -> dict[str, int]:
 
 
 def check_model_variables(before: dict[str, int], where: str) -> None:
-    """Raise if the open model has got variables since they were counted.
-
-    Raises
-    ------
-    ValueError
-        Naming the first of them, and where to make it.
-    """
+    """Raise if the open model has got variables since they were counted: the `ValueError` names the
+    first of them, and where to make it."""
     model = _open_model()
     for kind, advice in _ADVICE.items():
         for variable in getattr(model, kind, ())[before[kind] :]:

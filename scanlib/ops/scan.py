@@ -35,36 +35,16 @@ from scanlib.ops.signature import Labels, OuterInputs, Signature
 
 
 class Scan(HasFrozenBody, LoopOp, PrintedOp):
-    """A symbolic loop in canonical form.
+    """A symbolic loop in canonical form: a `signature`, and a `body`, one step.
 
-    Parameters
-    ----------
-    signature : Signature
-        The order and roles of inputs and outputs.
-    body : FrozenFunctionGraph
-        One step.
-    truncate_gradient : int, optional
-        How many steps a derivative walks back; -1 for all.
-    name : str, optional
-        For printing and messages.
-    labels : Labels, optional
-        Names of the parts, for messages.
-    checkpoint : Schedule, optional
-        Where a gradient starts the steps again; without one it reads what the loop stored.
-    recompute : bool, optional
-        Whether the steps are segments of a checkpointed loop. A derivative computes what they
-        hold inside again, and no rewrite may compute it for all of them at once.
-    associative : bool, optional
-        Whether the user promises that a step combines states and rows by an associative function;
-        see `ops.lowered.associative_scan`.
+    `checkpoint` says where a gradient starts the steps again, which without reads what the loop
+    stored. With `recompute`, steps are segments of a checkpointed loop: a derivative computes what
+    they hold inside again, and no rewrite may compute it for all of them at once. `associative` is
+    the user's promise that a step combines states and rows by an associative function.
 
-    Notes
-    -----
-    Two loops with the same signature, body and options are equal; names and labels do not
-    count. Users build loops with `scanlib.scan`, not with this class.
-
-    A derivative of a loop is another loop: `pullback` and `pushforward` are written above this
-    module, in `scanlib.ops.gradient`, which gives them to the class.
+    Two loops with the same signature, body and options are equal; names and labels do not count.
+    `pullback` and `pushforward` are written above this module, in `scanlib.ops.gradient`, which
+    gives them to the class.
     """
 
     __props__ = ("signature", "body", "truncate_gradient", "checkpoint", "recompute", "associative")

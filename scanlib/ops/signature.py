@@ -93,25 +93,12 @@ def _split(flat: Sequence, *sizes: int) -> list[list]:
 class Signature:
     """The shape of a canonical loop's interface.
 
-    Attributes
-    ----------
-    n_sequences : int
-        Inputs read one row per step.
-    taps : tuple of tuple of int
-        For each state the taps its body reads, all negative: ``-k`` is the value `k` steps
-        before the current one (in the order of iteration).
-    untraced : tuple of bool
-        For each state, whether only its last rows are returned.
-    n_carries, n_non_sequences, n_outputs : int
-    has_n_steps : bool
-        Whether the number of steps is an input. Without it, the sequences give it.
-    has_stop : bool
-        Whether the last output of the body ends the loop.
-    reverse : bool
-        Whether the loop walks from the last row to the first.
-    required_steps : int
-        How many steps the loop must take for what is read of it to exist; fewer are an
-        `IndexError`. Set by a rewrite, never by the user.
+    `taps` are those that the body reads of each state, all negative: ``-k`` is the value `k` steps
+    before the current one, in the order of iteration; of `untraced` states only the last rows are
+    returned. Without `has_n_steps` the sequences give the number of steps; with `has_stop` the last
+    output of the body ends the loop; a `reverse` loop walks from the last row to the first. A loop
+    must take the `required_steps` for what is read of it to exist: fewer are an `IndexError`; a
+    rewrite sets it, never the user.
     """
 
     n_sequences: int = 0
