@@ -33,7 +33,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.basic import AllocEmpty
+from pytensor.tensor.basic import Alloc, AllocEmpty
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib.lengths.arrays import Lengths, slice_of
@@ -63,7 +63,7 @@ def initial_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths)
                 more = rows.of(buffer) - steps
                 if fits or more == stop or (_is_opaque(more) and _is_opaque(stop)):
                     return value
-    return buffer[:depth] if fits else None
+    return _head(buffer, depth) if fits else None
 
 
 def _is_opaque(form: LengthForm) -> bool:
@@ -76,6 +76,15 @@ def _is_opaque(form: LengthForm) -> bool:
         and symbols[0][0] == "integer"
         and symbols[0][1].owner is None
     )
+
+
+def _head(buffer: Variable, depth: int) -> Variable:
+    node = buffer.owner
+    if node is not None and isinstance(node.op, Alloc):  # whose length may be unknown
+        value, _, *sizes = node.inputs
+        if value.type.ndim < buffer.type.ndim or value.type.shape[0] == 1:
+            return pt.alloc(value, depth, *sizes)
+    return buffer[:depth]
 
 
 def only_row(rows: Variable, buffer: Variable) -> Variable:
