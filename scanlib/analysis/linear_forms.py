@@ -52,6 +52,7 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib._compat import LOG_SUM_EXP, join_of, split_of
+from scanlib.analysis.scalar_values import describe
 from scanlib.lengths.numbers import constant_index, constant_integer, indices_of
 from scanlib.ops.graph import applies, core_op, depends_on, with_axes
 
@@ -63,13 +64,6 @@ Ties = tuple[int | None, ...]
 
 class NotAffineError(Exception):
     """A variable is no linear map of the states plus something; the text says why."""
-
-
-def name_of(variable: Variable) -> str:
-    if variable.name:
-        return f"`{variable.name}`"
-    op = variable.owner.op if variable.owner is not None else variable.type
-    return f"the result of {op}"
 
 
 @dataclass(frozen=True)
@@ -126,7 +120,7 @@ class LinearForms:
         op, out = node.op, node.outputs[0]
         dtypes = {getattr(each.type, "dtype", None) for each in node.outputs}
         if dtypes != {self.dtype}:
-            raise NotAffineError(f"{name_of(out)} has another dtype than the state")
+            raise NotAffineError(f"{describe(out)} has another dtype than the state")
         if isinstance(op, Blockwise) and isinstance(op.core_op, Dot):
             op = op.core_op
         found = rule(op, self, node)
@@ -152,7 +146,7 @@ class LinearForms:
     def only_first(self, node: Apply) -> Form:
         """Return the form of a node's first input; no other one may depend on a state."""
         if any(self.forms.get(inp) for inp in node.inputs[1:]):
-            raise NotAffineError(f"{name_of(node.outputs[0])} is nonlinear in the state")
+            raise NotAffineError(f"{describe(node.outputs[0])} is nonlinear in the state")
         return self.form(node.inputs[0])
 
     # Sizes and factors
@@ -333,7 +327,7 @@ class LinearForms:
 @singledispatch
 def rule(op: Op, forms: LinearForms, node: Apply) -> Form | list[Form]:
     """Return the forms of a node's outputs, by its Op: one for all of them, or a list."""
-    raise NotAffineError(f"{name_of(node.outputs[0])} reads the state")
+    raise NotAffineError(f"{describe(node.outputs[0])} reads the state")
 
 
 # What is affine, and the logarithms of sums and extremes that `in_other_semiring` looks for.
@@ -354,11 +348,11 @@ def check_operations(
         if LOG_SUM_EXP is not None and isinstance(op, LOG_SUM_EXP):
             pass
         elif rule.dispatch(type(op)) is rule.dispatch(object):
-            raise NotAffineError(f"{name_of(node.outputs[0])} reads the state")
+            raise NotAffineError(f"{describe(node.outputs[0])} reads the state")
         elif (isinstance(op, Dot) and len(own) > 1) or (
             isinstance(op, Elemwise) and not isinstance(op.scalar_op, _MAYBE_AFFINE)
         ):
-            raise NotAffineError(f"{name_of(node.outputs[0])} is nonlinear in the state")
+            raise NotAffineError(f"{describe(node.outputs[0])} is nonlinear in the state")
         dependent.update(node.outputs)
 
 
@@ -446,7 +440,7 @@ def _elemwise(op: Op, forms: LinearForms, node: Apply) -> Form:
         return _scaled(forms, varying[0], factor, out, _times)
     if isinstance(scalar, ps.TrueDiv) and varying == [inputs[0]]:
         return _scaled(forms, inputs[0], forms.factor(inputs[1]), out, lambda part, by: part / by)
-    raise NotAffineError(f"{name_of(out)} is nonlinear in the state")
+    raise NotAffineError(f"{describe(out)} is nonlinear in the state")
 
 
 def _scaled(
@@ -481,7 +475,7 @@ def _dot(op: Op, forms: LinearForms, node: Apply) -> Form:
     left, right = node.inputs
     out = node.outputs[0]
     if left in forms.dependent and right in forms.dependent:
-        raise NotAffineError(f"{name_of(out)} is nonlinear in the state")
+        raise NotAffineError(f"{describe(out)} is nonlinear in the state")
     from_left = left in forms.dependent
     source, matrix = (left, right) if from_left else (right, left)
     factor, ndim = forms.factor(matrix), out.type.ndim
@@ -526,7 +520,7 @@ def _product(value: Variable, matrix: Variable, from_left: bool) -> Variable:
 @rule.register(CAReduce)
 def _sum(op: Op, forms: LinearForms, node: Apply) -> Form:
     if not isinstance(op, TensorSum):
-        raise NotAffineError(f"{name_of(node.outputs[0])} is nonlinear in the state")
+        raise NotAffineError(f"{describe(node.outputs[0])} is nonlinear in the state")
     source = node.inputs[0]
     ndim = source.type.ndim
     reduced = list(range(ndim)) if node.op.axis is None else list(node.op.axis)
@@ -578,7 +572,7 @@ def _inc_subtensor(op: Op, forms: LinearForms, node: Apply) -> Form:
     """The base, without the items that are set, plus what is written, in an array of zeros."""
     base, added, *places = node.inputs
     if any(place in forms.dependent for place in places):
-        raise NotAffineError(f"{name_of(node.outputs[0])} is nonlinear in the state")
+        raise NotAffineError(f"{describe(node.outputs[0])} is nonlinear in the state")
     indices = _all_indices(node, base.type.ndim)
     kept = [o for o, index in enumerate(indices) if isinstance(index, slice)]
     missing = len(kept) - added.type.ndim
@@ -626,7 +620,7 @@ def _inc_subtensor(op: Op, forms: LinearForms, node: Apply) -> Form:
 def _join(op: Op, forms: LinearForms, node: Apply) -> Form:
     place, inputs = join_of(node)
     if place is None:
-        raise NotAffineError(f"{name_of(node.outputs[0])} joins along an axis that varies")
+        raise NotAffineError(f"{describe(node.outputs[0])} joins along an axis that varies")
     return _joined(forms, inputs, place, lambda parts, place: pt.join(place, *parts))
 
 
@@ -672,7 +666,7 @@ def _split(op: Op, forms: LinearForms, node: Apply) -> list[Form]:
     _, place, splits = split_of(node)
     forms.only_first(node)
     if place is None:
-        raise NotAffineError(f"{name_of(node.outputs[0])} is cut along an axis that varies")
+        raise NotAffineError(f"{describe(node.outputs[0])} is cut along an axis that varies")
     n_parts = len(node.outputs)
 
     def parts(whole: Variable, lead: int) -> list[Variable]:
