@@ -89,7 +89,11 @@ def _head(buffer: Variable, depth: int) -> Variable:
 
 def only_row(rows: Variable, buffer: Variable) -> Variable:
     """Return the row that was made into a buffer's only initial row."""
-    row = lifted_row(rows)
+    row, node = lifted_row(rows), buffer.owner
+    if row is None and node is not None and isinstance(node.op, Alloc):  # zeros are seen so
+        value, _, *sizes = node.inputs
+        if value.type.ndim < buffer.type.ndim:
+            return pt.alloc(value, *sizes) if sizes else value
     return buffer[0] if row is None else row
 
 
