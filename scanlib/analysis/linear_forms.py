@@ -285,13 +285,6 @@ class LinearForms:
             covers=any(block.covers for block in blocks),
         )
 
-    def negated(self, block: Block) -> Block:
-        if self.structure:
-            return block
-        value = self.value(block)
-        value = pt.constant(-value.data) if isinstance(value, Constant) else -value
-        return replace(block, value=value)
-
     def scaled(
         self, k: int, block: Block, factor: Variable, apply: Callable[[Any, Any], Variable]
     ) -> Block:
@@ -432,10 +425,7 @@ def _elemwise(op: Op, forms: LinearForms, node: Apply) -> Form:
         return _total(forms, [(-1, inputs[0])], out)
     varying = [inp for inp in inputs if inp in forms.dependent]
     if isinstance(scalar, ps.Mul) and len(varying) == 1:
-        others = [inp for inp in inputs if inp is not varying[0]]
-        if len(others) == 1 and is_minus_one(others[0]):
-            return _total(forms, [(-1, varying[0])], out)
-        factors = [forms.factor(inp) for inp in others]
+        factors = [forms.factor(inp) for inp in inputs if inp is not varying[0]]
         factor = factors[0] if len(factors) == 1 else pt.mul(*factors)
         return _scaled(forms, varying[0], factor, out, _times)
     if isinstance(scalar, ps.TrueDiv) and varying == [inputs[0]]:
@@ -459,10 +449,13 @@ def _scaled(
 def _total(forms: LinearForms, summands: list[tuple[int, Variable]], out: Variable) -> Form:
     """Return the form of a sum, each part with its sign."""
     found: dict[int, list[Block]] = {}
+    minus = pt.constant(np.full((1,) * out.type.ndim, -1, forms.dtype))
     for sign, inp in summands:
         for k, block in forms.form(inp).items():
             block = forms.spread(k, block, inp, out)
-            found.setdefault(k, []).append(block if sign > 0 else forms.negated(block))
+            if sign < 0 and not forms.structure:
+                block = forms.scaled(k, block, minus, _times)
+            found.setdefault(k, []).append(block)
     return {k: forms.summed(k, parts) for k, parts in found.items()}
 
 
@@ -765,13 +758,11 @@ def in_other_semiring(state: Variable, following: Variable, sizes: Sizes) -> Any
     """Return ``⊕_j (A[i, j] + h[j]) + c[i]`` if the next value is that, else None."""
     dependent = depends_on([following], [state])
     reductions = [node for node in toposort([following]) if node.outputs[0] in dependent]
-    reductions = [node for node in reductions if _reduction(node)[1] is not None]
-    if not reductions:
+    found = [(node.outputs[0], own) for node in reductions if (own := _reduction(node)) is not None]
+    if not found:
         return None
-    node = reductions[-1]
-    (reduced,) = node.outputs
-    semiring, terms, axis = _reduction(node)
-    if terms is None or axis is None or state in ancestors([following], blockers=[reduced]):
+    reduced, (semiring, terms, axis) = found[-1]
+    if axis is None or state in ancestors([following], blockers=[reduced]):
         return None
     try:
         forms = LinearForms([reduced], [following], sizes)
@@ -820,23 +811,21 @@ def _added_matrix(
     return matrix if sign > 0 else -matrix
 
 
-def _reduction(node: Apply) -> tuple[str, Variable | None, int | None]:
-    """Return the semiring, terms and axis of a reduction."""
+def _reduction(node: Apply) -> tuple[str, Variable, int | None] | None:
+    """Return the semiring, terms and axis of a reduction; None for anything else."""
     op = node.op
     if LOG_SUM_EXP is not None and isinstance(op, LOG_SUM_EXP):
         return "log", node.inputs[0], op.axis[0] if len(op.axis) == 1 else None
     if isinstance(op, Max | Min):
         semiring, terms = "max" if isinstance(op, Max) else "min", node.inputs[0]
-    elif applies(node, ps.Log):
-        above = node.inputs[0].owner
+    else:
+        above = node.inputs[0].owner if applies(node, ps.Log) else None
         if above is None or not isinstance(above.op, TensorSum):
-            return "log", None, None
+            return None
         exponential = above.inputs[0].owner
         if not applies(exponential, ps.Exp):
-            return "log", None, None
-        semiring, node, terms = "log", above, exponential.inputs[0]
-    else:
-        return "log", None, None
-    axes = node.op.axis if isinstance(node.op, CAReduce) else None
+            return None
+        semiring, op, terms = "log", above.op, exponential.inputs[0]
+    axes = op.axis if isinstance(op, CAReduce) else None
     axes = tuple(range(terms.type.ndim)) if axes is None else tuple(axes)
     return semiring, terms, axes[0] if len(axes) == 1 else None
