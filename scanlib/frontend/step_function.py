@@ -25,7 +25,7 @@ from scanlib.frontend.lags import Lags
 from scanlib.frontend.states import type_text
 from scanlib.frontend.trees import flatten
 from scanlib.frontend.values import as_variable
-from scanlib.ops.graph import depends_on, is_tensor
+from scanlib.ops.graph import depends_on, is_tensor, read_from_outside
 
 ONE_VECTOR = "to return one vector write pt.stack([...]): a list is several values"
 _MISSING = "; outputs_info gives past values, non_sequences what is the same at every step"
@@ -400,19 +400,8 @@ def captured_variables(
     nodes = list(toposort(outputs, blockers=list(placeholders)))
     fixed = [out for node in nodes if _is_fixed_draw(node) for out in node.outputs]
     dependent = depends_on(outputs, [*placeholders, *fixed])
-    found: dict[Variable, None] = {}
-
-    def visit(variable: Variable) -> None:
-        if variable not in dependent and not isinstance(variable, Constant):
-            found[variable] = None
-
-    for output in outputs:
-        visit(output)
-    for node in nodes:
-        if any(out in dependent for out in node.outputs):
-            for inp in node.inputs:
-                visit(inp)
-    return list(found)
+    read = read_from_outside(nodes, outputs, dependent)
+    return [variable for variable in read if not isinstance(variable, Constant)]
 
 
 def _is_fixed_draw(node: Apply) -> bool:

@@ -137,6 +137,15 @@ def depends_on(outputs: Sequence[Variable], inputs: Iterable[Variable]) -> set[V
     return reached
 
 
+def read_from_outside(
+    nodes: Iterable[Apply], outputs: Sequence[Variable], dependent: set[Variable]
+) -> list[Variable]:
+    """Return what outputs, or nodes with dependent results, read that does not depend as well."""
+    readers = (node for node in nodes if any(out in dependent for out in node.outputs))
+    read = dict.fromkeys([*outputs, *(inp for node in readers for inp in node.inputs)])
+    return [variable for variable in read if variable not in dependent]
+
+
 def reached_by(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> list[int]:
     """Return for each output which inputs it is connected to, as the bits of a number.
 

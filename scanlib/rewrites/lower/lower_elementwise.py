@@ -196,12 +196,8 @@ def _specialize(body: FunctionGraph) -> None:
     run_query(_SPECIALIZED, body)
 
 
-_specialized = BodyRewrite(_specialize)
-
-
-def specialize_body(loop: Loop) -> None:
-    """Run PyTensor's rewrites on the body, but for fusion and in-place ones."""
-    _specialized(loop)
+# PyTensor's rewrites of a body, but for fusion and in-place ones.
+specialize_body = BodyRewrite(_specialize)
 
 
 def absorb_producers(fgraph: FunctionGraph, node: Apply) -> Loop:

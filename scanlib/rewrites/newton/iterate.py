@@ -44,6 +44,7 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.type import TensorType
 
+from scanlib.ops.gradient.cotangents import total_of
 from scanlib.ops.gradient.pushforward import step_tangents
 from scanlib.ops.graph import conform, core_op, row_type, substitute
 from scanlib.ops.kept_axes import independent_axes
@@ -249,18 +250,14 @@ class _Moved:
 
     def plus(self, other: _Moved) -> _Moved:
         return _Moved(
-            _sum(self.diagonal, other.diagonal),
+            total_of([self.diagonal, other.diagonal]),
             [*self.products, *other.products],
-            _sum(self.rest, other.rest),
+            total_of([self.rest, other.rest]),
         )
 
 
 def _times(value: Variable | None, factor: Variable) -> Variable | None:
     return None if value is None else value * factor
-
-
-def _sum(one: Variable | None, other: Variable | None) -> Variable | None:
-    return other if one is None else one if other is None else one + other
 
 
 def diagonal_of(tangent: Variable, moved: Variable) -> Variable | None:
@@ -283,10 +280,8 @@ def diagonal_of(tangent: Variable, moved: Variable) -> Variable | None:
             return None
         found[node.outputs[0]] = value
     last = found[tangent]
-    total = _sum(last.diagonal, last.rest)
-    for a, w, b in last.products:
-        total = _sum(total, a * pt.diagonal(w) * b)
-    return total
+    products = [a * pt.diagonal(w) * b for a, w, b in last.products]
+    return total_of([last.diagonal, last.rest, *products])
 
 
 def _step(node: Apply, found: dict[Variable, _Moved], live: set[Variable]) -> _Moved | None:
@@ -315,9 +310,7 @@ def _step(node: Apply, found: dict[Variable, _Moved], live: set[Variable]) -> _M
             return None
         one = pt.ones_like(matrix[:, 0])
         products = [] if before.diagonal is None else [(one, matrix, before.diagonal)]
-        rest: Variable | None = None
-        for a, w, b in before.products:
-            rest = _sum(rest, ((matrix * w.T) @ a) * b)
+        rest = total_of([((matrix * w.T) @ a) * b for a, w, b in before.products])
         return _Moved(None, products, rest)
     return None
 

@@ -18,7 +18,6 @@ fail where a step would.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,27 +69,6 @@ def _note(parts: SplitParts, remains: bool) -> str:
     )
     said = [f"{n} {what}{'' if n == 1 else 's'}{done}" for n, what, done in counts if n]
     return "; ".join(said if remains else [*said, "no loop remains"])
-
-
-def sub_loop(loop: Loop, parts: Iterable[Part]) -> tuple[Loop, dict[Part, Any]]:
-    """Return a loop of copies of some parts of another, and the copy of each."""
-    twins: dict[Part, Any] = {part: dataclasses.replace(part) for part in parts}
-    for twin in twins.values():
-        if isinstance(twin, State):
-            twin.taps = dict(twin.taps)
-
-    def kept(own: Iterable[Part]) -> list[Any]:
-        return [twins[part] for part in own if part in twins]
-
-    made = dataclasses.replace(
-        loop,
-        sequences=list(loop.sequences),
-        states=kept(loop.states),
-        carries=kept(loop.carries),
-        non_sequences=list(loop.non_sequences),
-        outputs=kept(loop.outputs),
-    )
-    return made, twins
 
 
 class SplitLoops(LoopRewrite):
@@ -204,8 +182,18 @@ def remaining_loop(
     loop = parts.loop
     taken = {*dict(parts.taken_sums), *parts.outputs}
     stored = {value: Output(value) for value in parts.stored}
-    rest, twins = sub_loop(loop, [part for part in loop.parts if part not in taken])
-    rest.outputs += stored.values()
+    twins: dict[Part, Any] = {p: dataclasses.replace(p) for p in loop.parts if p not in taken}
+    for twin in twins.values():
+        if isinstance(twin, State):
+            twin.taps = dict(twin.taps)
+    rest = dataclasses.replace(
+        loop,
+        sequences=list(loop.sequences),
+        states=[twins[part] for part in loop.states if part in twins],
+        carries=[twins[part] for part in loop.carries if part in twins],
+        non_sequences=list(loop.non_sequences),
+        outputs=[*(twins[part] for part in loop.outputs if part in twins), *stored.values()],
+    )
     if not rest.body_outputs():
         return rest, stored, twins
     rows = {value: value.type() for value in before}
