@@ -11,7 +11,6 @@ from typing import Any
 import pytensor.gradient as pg
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
-from pytensor.gradient import NullType
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.type import TensorType
@@ -23,6 +22,7 @@ from scanlib.ops.gradient.step_pullback import (
     as_dtype,
     cotangent_type,
     is_connected,
+    is_null,
     is_usable,
 )
 from scanlib.ops.graph import Variables, conform, is_differentiable, is_tensor, row_type, zeros_like
@@ -142,7 +142,7 @@ class _Backward:
     def gradient_of(self, inner: Variable | None) -> Variable | None:
         """Return what one step owes to a body input, None if nothing."""
         value = self.step.results.get(inner) if inner is not None else None
-        return None if value is None or isinstance(value.type, NullType) else value
+        return None if value is None or is_null(value) else value
 
     # What enters from outside and from later steps
 
@@ -337,11 +337,6 @@ class _Backward:
             else:
                 owed = pt.concatenate([zeros[:shift], owed[: state.depth - shift]])
         return owed if entering.initial is None else entering.initial + owed
-
-
-def is_null(variable: Variable) -> bool:
-    """Whether a cotangent is undefined."""
-    return isinstance(variable.type, NullType)
 
 
 def finish(

@@ -33,9 +33,14 @@ def is_connected(variable: Variable) -> bool:
     return not isinstance(variable.type, DisconnectedType)
 
 
+def is_null(cotangent: Variable) -> bool:
+    """Whether a cotangent is undefined."""
+    return isinstance(cotangent.type, NullType)
+
+
 def is_usable(cotangent: Variable) -> bool:
     """Whether a cotangent is connected and defined."""
-    return is_connected(cotangent) and not isinstance(cotangent.type, NullType)
+    return is_connected(cotangent) and not is_null(cotangent)
 
 
 def as_dtype(cotangent: Variable, like: Variable) -> Variable:
@@ -125,7 +130,7 @@ class StepPullback:
 
     def values(self) -> list[Variable]:
         """Return the cotangents that are defined."""
-        return [value for value in self.results.values() if not isinstance(value.type, NullType)]
+        return [value for value in self.results.values() if not is_null(value)]
 
     def read_stored_results(self) -> None:
         """Read next states and outputs where the forward loop stored them.
@@ -140,7 +145,7 @@ class StepPullback:
             for part, value in self.computed.items()
             if value.owner is not None and self.is_stored(part)
         ]
-        keys = [key for key, value in self.results.items() if not isinstance(value.type, NullType)]
+        keys = [key for key, value in self.results.items() if not is_null(value)]
         values = [self.results[key] for key in keys]
         # A derivative often builds an expression of the step anew (that of tanh holds a tanh).
         merged = merge_equal([*values, *(value for value, _ in candidates)])
