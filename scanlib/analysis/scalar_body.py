@@ -22,7 +22,6 @@ from pytensor.scalar.basic import Add, Cast
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
 
-from scanlib._compat import freeze_graph
 from scanlib.analysis.scalar_values import NotElementwiseError, ScalarValues, describe, new_scalar
 from scanlib.ops.graph import (
     Readers,
@@ -63,10 +62,6 @@ class ScalarLoop:
             None, *map(list, (own.sequences, own.states, own.carries, own.non_sequences))
         )
         return dict(zip(self.inputs, self.loop.signature().of_body_inputs(groups), strict=True))
-
-    def freeze(self):
-        """Return the frozen body."""
-        return freeze_graph(self.inputs, self.outputs)
 
 
 class Summed(NamedTuple):

@@ -229,11 +229,9 @@ def _with_types(text: str, argument: Any) -> str:
 def _takes(fn: Callable[..., Any], arguments: Sequence[Any]) -> bool:
     """Whether a function can be called with these arguments; yes where it does not tell."""
     try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):
+        inspect.signature(fn).bind(*arguments)
+    except ValueError:  # it has no signature
         return True
-    try:
-        signature.bind(*arguments)
     except TypeError:
         return False
     return True

@@ -369,6 +369,7 @@ class _Search:
         self.shift_of = dict(zip(shifts, made, strict=True))
         self.sums, carries = split_sums(loop)
         self.slots = slots_of([*loop.states, *carries])
+        self.rows = {sequence.row for sequence in loop.sequences}
 
     def result(self) -> tuple[Loop, Roles]:
         """Return the loop and the roles of its parts."""
@@ -439,10 +440,6 @@ class _Search:
         return Roles(self.slots, recurrence, self.sums, shift, mask, pieces)
 
     # What matrices of all steps cost
-
-    @cached_property
-    def rows(self) -> set[Variable]:
-        return {sequence.row for sequence in self.loop.sequences}
 
     def differs(self, variable: Variable) -> bool:
         """Whether a variable differs from step to step."""

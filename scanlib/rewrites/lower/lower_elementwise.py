@@ -28,6 +28,7 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import Subtensor
 
+from scanlib._compat import freeze_graph
 from scanlib.analysis.recognition import analyse
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.lengths.arrays import Lengths
@@ -143,7 +144,9 @@ def lower_elementwise(loop: Loop, may_round: bool = True) -> Apply:
     made = loop.apply().node
     rounded = {r.family for r in analysis.recurrences} - {"maximum", "minimum"}
     found = () if rounded and not may_round else analysis.recurrences
-    op = ElemwiseScan(made.op, scalar.freeze(), scalar.layout, found, analysis.notes)
+    op = ElemwiseScan(
+        made.op, freeze_graph(scalar.inputs, scalar.outputs), scalar.layout, found, analysis.notes
+    )
     return op.make_node(*made.inputs)
 
 
@@ -238,24 +241,23 @@ def _absorb(
     producer = part.outer.owner
     if producer is None or len(producer.outputs) != 1:
         return None
-    if isinstance(producer.op, Alloc):
-        return _absorb_constant(loop, part, producer, replaced)
-    if not isinstance(producer.op, Elemwise):
-        return None
-    if all(inp.type.broadcastable[0] for inp in producer.inputs):
+    given, fills = producer.inputs, isinstance(producer.op, Alloc)
+    if fills:  # one number everywhere
+        given = given[:1]
+        if part.row.type.ndim or len(loop.sequences) == 1 or not all(given[0].type.broadcastable):
+            return None
+    elif not isinstance(producer.op, Elemwise) or all(x.type.broadcastable[0] for x in given):
         return None
     rows: list[Variable] = []
     sequences: list[Sequence] = []
     non_sequences: list[NonSequence] = []
-    for inp in producer.inputs:
-        row = None if inp is part.outer else _row_of(loop, inp, sequences, non_sequences)
+    for inp in given:
+        row = _row_of(loop, inp, sequences, non_sequences)
         if row is None:
             sequences.append(Sequence(inp, row_type(inp)()))
             row = sequences[-1].row
         rows.append(row)
-    value = producer.op(*rows)
-    if value.type.dtype != part.row.type.dtype or value.type.ndim != part.row.type.ndim:
-        return None
+    value = rows[0] if fills else producer.op(*rows)
     if not part.row.type.is_super(value.type):
         return None
     loop.sequences = [other for other in loop.sequences if other is not part] + sequences
@@ -279,31 +281,11 @@ def _row_of(
             return part.row
     if isinstance(variable, Constant) and variable.data.size == 1:
         return pt.constant(variable.data.reshape((1,) * max(variable.type.ndim - 1, 0)))
-    if not variable.type.broadcastable[0]:
+    if not all(variable.type.broadcastable[:1]):
         return None
-    inner = row_type(variable)()
-    non_sequences.append(NonSequence(variable[0], inner))
-    return inner
-
-
-def _absorb_constant(
-    loop: Loop, part: Sequence, producer: Apply, replaced: dict[Variable, Variable]
-) -> list[Sequence] | None:
-    """Replace a sequence that holds one number everywhere."""
-    value = producer.inputs[0]
-    if part.row.type.ndim or value.type.ndim > 1 or len(loop.sequences) == 1:
-        return None
-    if value.type.ndim and not value.type.broadcastable[0]:
-        return None
-    scalar = value[0] if value.type.ndim else value
-    if isinstance(value, Constant):
-        inner: Variable = pt.constant(value.data.reshape(()), dtype=value.type.dtype)
-    else:
-        inner = scalar.type()
-        loop.non_sequences.append(NonSequence(scalar, inner))
-    loop.sequences = [other for other in loop.sequences if other is not part]
-    replaced[part.row] = inner
-    return []
+    row = variable[0] if variable.type.ndim else variable
+    non_sequences.append(NonSequence(row, row.type()))
+    return non_sequences[-1].inner
 
 
 class SumsIntoLoops(LoopRewrite):

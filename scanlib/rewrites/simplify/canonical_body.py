@@ -22,23 +22,18 @@ from scanlib.rewrites.pytensor_rewrites import CANONICAL, BodyRewrite, run_query
 _NOT_WORTH_IT = (Alloc, DimShuffle, CheckAndRaise)
 
 
-def canonicalize_body(edit: LoopEdit) -> None:
-    """Run PyTensor's canonicalization on the body.
+def _canonicalize(body: FunctionGraph) -> None:
+    """Run PyTensor's canonicalization on a body.
 
     Gradients leave terms behind that read a value for its shape alone, or multiply by zero;
     as long as they stand, the loop seems to need what it does not.
     """
-    if _canonical(edit.loop):
-        edit.changed = True
-
-
-def _canonicalize(body: FunctionGraph) -> None:
     write_out_graphs.rewrite(body)
     true_shapes.rewrite(body)
     run_query(CANONICAL, body)
 
 
-_canonical = BodyRewrite(_canonicalize, settles=True)
+canonicalize_body = BodyRewrite(_canonicalize, settles=True)
 
 
 def hoist_invariants(edit: LoopEdit) -> None:

@@ -137,7 +137,7 @@ class SimplifyLoops(LoopRewrite):
         drop_unread_results(edit)
         forward_inputs(edit)
         if node.op not in done:
-            canonicalize_body(edit)
+            edit.changed |= canonicalize_body(edit.loop)
         forward_constants(edit)
         hoist_invariants(edit)
         merge_equal_states(edit)
