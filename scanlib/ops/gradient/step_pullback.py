@@ -17,6 +17,7 @@ from pytensor.graph.traversal import toposort
 
 from scanlib._compat import IfElse
 from scanlib.ops.graph import (
+    applies,
     conform,
     is_differentiable,
     is_tensor,
@@ -57,6 +58,9 @@ def cotangent_type(value: Variable, cotangent: Variable) -> Any:
     if is_differentiable(value):
         return value.type
     return pt.TensorType(cotangent.type.dtype, shape=value.type.shape)
+
+
+_EXTREMES = (ps.ScalarMaximum, ps.ScalarMinimum)
 
 
 @dataclass
@@ -151,7 +155,8 @@ class StepPullback:
         merged = merge_equal([*values, *(value for value, _ in candidates)])
         replacements: dict[Variable, Variable] = {}
         for value, (_, part) in zip(merged[len(values) :], candidates, strict=True):
-            if value not in replacements and value.owner is not None and not _is_extreme(value):
+            node = value.owner
+            if value not in replacements and node is not None and not applies(node, _EXTREMES):
                 replacements[value] = placeholder = value.type()
                 self.stored[placeholder] = part
         values = substitute(merged[: len(values)], replacements)
@@ -187,11 +192,6 @@ def with_single_choices(
         for i, out in enumerate(node.outputs):
             singles[out] = choose(condition, branches[i], branches[count + i])
     return substitute(values, singles), {single: out for out, single in singles.items()}
-
-
-def _is_extreme(value: Variable) -> bool:
-    op = getattr(value.owner.op, "scalar_op", None)
-    return isinstance(op, ps.ScalarMaximum | ps.ScalarMinimum)
 
 
 def loose_type(value: Variable) -> Any:

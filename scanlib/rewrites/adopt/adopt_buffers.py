@@ -379,12 +379,8 @@ def whole_buffer(
         return parts[0]
     if not reverse:
         return pt.join(0, *parts)
-    turned = [left if part is parts[0] else _turned_part(part) for part in parts]
-    return pt.join(0, *turned[::-1])[::-1]
-
-
-def _turned_part(part: Variable) -> Variable:
-    return part if part.type.shape[0] == 1 else part[::-1]
+    others = [part if part.type.shape[0] == 1 else part[::-1] for part in parts[1:]]
+    return pt.join(0, *others[::-1], left)[::-1]
 
 
 def stack(rows: list[Variable]) -> Variable:
