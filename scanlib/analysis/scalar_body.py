@@ -33,7 +33,6 @@ from scanlib.ops.graph import (
 )
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.lowered.elemwise_scan import Axes, Layout
-from scanlib.ops.signature import OuterInputs
 
 
 def is_sum_of_converted(before: str, after: str) -> bool:
@@ -57,11 +56,8 @@ class ScalarLoop:
 
     def axes(self) -> dict[Variable, Axes]:
         """Return the channels' axes of the inputs."""
-        own = self.layout
-        groups = OuterInputs(
-            None, *map(list, (own.sequences, own.states, own.carries, own.non_sequences))
-        )
-        return dict(zip(self.inputs, self.loop.signature().of_body_inputs(groups), strict=True))
+        axes = self.layout.of_body_inputs(self.loop.signature())
+        return dict(zip(self.inputs, axes, strict=True))
 
 
 class Summed(NamedTuple):

@@ -71,13 +71,8 @@ class Scan(HasFrozenBody, LoopOp, PrintedOp):
         self.recompute = recompute
         self.associative = associative
         self.name = name
-        self.labels = labels or Labels(
-            (None,) * signature.n_sequences,
-            (None,) * signature.n_states,
-            (None,) * signature.n_carries,
-            (None,) * signature.n_non_sequences,
-            (None,) * signature.n_outputs,
-        )
+        counts = (*signature.input_sizes, signature.n_outputs)
+        self.labels = labels or Labels(*((None,) * n for n in counts))  # type: ignore[arg-type]
         self._runners: dict[str, Any] = {}
         self._pattern: list[list[bool]] | None = None
         load_backends()

@@ -31,6 +31,7 @@ from scanlib.ops.execution import LoopOp
 from scanlib.ops.frozen_body import FlatGraph, HasFrozenBody
 from scanlib.ops.lowered.channel_plan import ChannelPlan
 from scanlib.ops.scan import Scan
+from scanlib.ops.signature import OuterInputs, Signature
 
 Axes = tuple[int | None, ...]
 
@@ -52,6 +53,11 @@ class Layout:
     sums: tuple[bool, ...]
     carry_reductions: tuple[tuple[int, ...], ...]
     output_reductions: tuple[tuple[int, ...], ...]
+
+    def of_body_inputs(self, signature: Signature) -> list[Axes]:
+        """Return the channels' axes of the inputs of one step."""
+        groups = self.sequences, self.states, self.carries, self.non_sequences
+        return signature.of_body_inputs(OuterInputs(None, *map(list, groups)))
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ else reads the trace, the history need not be stored at all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
@@ -339,14 +337,13 @@ def _fuse(fgraph: FunctionGraph, node: Apply, totals: list[Apply]) -> dict[Varia
     for total in totals:
         if total not in fgraph.apply_nodes:
             continue
-        rows = _Rows(fgraph, loop, known)
-        row = rows.of(total.inputs[0], total)
-        if row is None or not rows.reads_results:
+        fixed: list[NonSequence] = []
+        row, reads = _row_of_results(fgraph, loop, known, total.inputs[0], total, fixed)
+        if row is None or not reads:
             continue
-        outer = [part.outer for part in rows.non_sequences]
-        if set(ancestors(outer)).intersection(node.outputs):
+        if set(ancestors([part.outer for part in fixed])).intersection(node.outputs):
             continue
-        loop.non_sequences += rows.non_sequences
+        loop.non_sequences += fixed
         dtype = getattr(total.op, "acc_dtype", None) or total.outputs[0].type.dtype
         value = pt.scalar(dtype=dtype)
         step = pt.sum(row, dtype=dtype, acc_dtype=dtype) if row.type.ndim else pt.cast(row, dtype)
@@ -362,33 +359,31 @@ def _fuse(fgraph: FunctionGraph, node: Apply, totals: list[Apply]) -> dict[Varia
     return replacements
 
 
-@dataclass
-class _Rows:
-    """One row of an expression over whole traces, in terms of the body."""
-
-    fgraph: FunctionGraph
-    loop: Loop
-    results: dict[Variable, Part]
-    non_sequences: list[NonSequence] = field(default_factory=list)
-    reads_results: bool = False
-
-    def of(self, variable: Variable, reader: Apply) -> Variable | None:
-        """Return the row of a variable that only `reader` reads, None if it has none."""
-        known = value_of_rows(variable, self.results, self.loop.reverse)
-        if known is not None:
-            self.reads_results = True
-            return known
-        row = _row_of(self.loop, variable, [], self.non_sequences)
-        if row is not None:
-            return row
-        producer = variable.owner
-        if producer is None or not isinstance(producer.op, Elemwise):
-            return None
-        clients = [client for client, _ in self.fgraph.clients[variable]]
-        if len(producer.outputs) > 1 or any(client is not reader for client in clients):
-            return None
-        rows = [self.of(inp, producer) for inp in producer.inputs]
-        if any(row is None for row in rows):
-            return None
-        value = producer.op(*rows)
-        return value if value.type.dtype == variable.type.dtype else None
+def _row_of_results(
+    fgraph: FunctionGraph,
+    loop: Loop,
+    results: dict[Variable, Part],
+    variable: Variable,
+    reader: Apply,
+    non_sequences: list[NonSequence],
+) -> tuple[Variable | None, bool]:
+    """Return the row of an expression over whole traces that only `reader` reads, in terms of the
+    body, and whether it reads results of the loop; None if it has none."""
+    known = value_of_rows(variable, results, loop.reverse)
+    if known is not None:
+        return known, True
+    row, producer = _row_of(loop, variable, [], non_sequences), variable.owner
+    if row is not None or producer is None or not isinstance(producer.op, Elemwise):
+        return row, False
+    clients = [client for client, _ in fgraph.clients[variable]]
+    if len(producer.outputs) > 1 or any(client is not reader for client in clients):
+        return None, False
+    found = [
+        _row_of_results(fgraph, loop, results, inp, producer, non_sequences)
+        for inp in producer.inputs
+    ]
+    if any(row is None for row, _ in found):
+        return None, False
+    value = producer.op(*(row for row, _ in found))
+    is_same = value.type.dtype == variable.type.dtype
+    return (value if is_same else None), any(reads for _, reads in found)
