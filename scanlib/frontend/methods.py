@@ -119,7 +119,6 @@ def solve(loop: Loop, newton: Newton, title: str) -> Results:
             )
     if not loop.states:
         return loop.apply()
-    loop.conform_body()
     plain = loop.apply()
     node = NewtonScan(plain.node.op, newton).make_node(*plain.node.inputs)
     return node.op.results(node.outputs)

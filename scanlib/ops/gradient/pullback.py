@@ -327,7 +327,7 @@ class _Backward:
             return entering.initial
         if not forward.loop.reverse:
             rows = rows[::-1]
-        owed = rows[0] if len(rows) == 1 else pt.concatenate(rows)
+        owed = pt.concatenate(rows)
         if forward.truncated:
             # a_j belongs to the row j steps before the first walked one.
             shift = pt.minimum(forward.length() - forward.walked(), state.depth)

@@ -367,7 +367,7 @@ def whole_buffer(
     left = results[slid.leaving]
     parts = [left[::-1] if reverse else left]
     if depth:
-        kept = stack([results[carry] for carry in slid.carries])
+        kept = pt.join(0, *(pt.expand_dims(results[carry], 0) for carry in slid.carries))
         if slid.behind:
             late = kept[slid.enters :] + reduce(add, slid.behind)
             kept = pt.join(0, kept[: slid.enters], late) if slid.enters else late
@@ -375,18 +375,10 @@ def whole_buffer(
     end = steps + depth
     if not rows.agrees(window.buffer, end):
         parts.append(window.buffer[end.variable() :])
-    if len(parts) == 1:
-        return parts[0]
     if not reverse:
         return pt.join(0, *parts)
     others = [part if part.type.shape[0] == 1 else part[::-1] for part in parts[1:]]
     return pt.join(0, *others[::-1], left)[::-1]
-
-
-def stack(rows: list[Variable]) -> Variable:
-    """Return single rows as an array."""
-    lifted = [pt.expand_dims(row, 0) for row in rows]
-    return lifted[0] if len(lifted) == 1 else pt.join(0, *lifted)
 
 
 def last_reads(

@@ -328,7 +328,7 @@ class Pieces:
         if self.batch:
             lead = tuple(flat[0].shape)[: self.batch]
             flat = [pt.broadcast_to(row, (*lead, row.shape[-1])) for row in flat]
-        return flat[0] if len(flat) == 1 else pt.concatenate(flat, axis=-1)
+        return pt.concatenate(flat, axis=-1)
 
     def _flat(self, row: Variable) -> Variable:
         core = row.type.ndim - self.batch
@@ -551,8 +551,7 @@ class _Search:
             lead = tuple(self.sizes(self.slots[0].value))[:batch]
             made = [pt.broadcast_to(b, (*lead, *tuple(b.shape)[batch:])) for b in made]
         rows = [made[j * count : (j + 1) * count] for j in range(count)]
-        joined = [row[0] if count == 1 else pt.concatenate(row, axis=-1) for row in rows]
-        return joined[0] if count == 1 else pt.concatenate(joined, axis=-2)
+        return pt.concatenate([pt.concatenate(row, axis=-1) for row in rows], axis=-2)
 
     def mask(self, batch: int) -> Variable | None:
         """Return where the joined matrix has items, with the batch left out."""
@@ -578,7 +577,7 @@ class _Search:
             if value.type.ndim != batch + 1:
                 value = value.reshape((*sizes[:batch], self.forms.size(k, batch)))
             flat.append(value)
-        return flat[0] if len(flat) == 1 else pt.concatenate(flat, axis=-1)
+        return pt.concatenate(flat, axis=-1)
 
 
 def check_maps(loop: Loop, parts: Roles) -> None:

@@ -142,7 +142,7 @@ class LinearLowering:
             if len(slots) > 1:
                 more = part.initial[1:] if reverse else part.initial[:-1]
                 found.insert(len(found) if reverse else 0, more)
-        return found[0] if len(found) == 1 else pt.concatenate(found)
+        return pt.concatenate(found)
 
     def reads_states(self) -> bool:
         """Whether anything but the recurrence reads the states."""

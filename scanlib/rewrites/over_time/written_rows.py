@@ -106,7 +106,7 @@ def _joined(node: Apply) -> Variable | None:
         for k, (wide, narrow) in enumerate(zip(whole, value.type.broadcastable, strict=True)):
             if k != axis and narrow and not wide:
                 return None
-    return values[0] if len(values) == 1 else pt.join(axis, *values)
+    return pt.join(axis, *values)
 
 
 def _axis_slice(node: Apply) -> tuple[int, _Slice] | None:
