@@ -26,7 +26,7 @@ from scanlib.frontend.direct_functions import (
 from scanlib.frontend.filtering import lfilter
 from scanlib.frontend.lags import lags
 from scanlib.frontend.loop_function import loop
-from scanlib.frontend.newton import newton_iterations
+from scanlib.frontend.methods import newton_iterations
 from scanlib.frontend.scan_function import scan
 from scanlib.frontend.statespace import (
     StateSpace,

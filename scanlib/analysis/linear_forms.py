@@ -52,6 +52,7 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib._compat import LOG_SUM_EXP, join_of, split_of
+from scanlib.analysis.scalar_values import describe
 from scanlib.lengths.numbers import constant_index, constant_integer, indices_of
 from scanlib.ops.graph import applies, core_op, depends_on, with_axes
 
@@ -63,13 +64,6 @@ Ties = tuple[int | None, ...]
 
 class NotAffineError(Exception):
     """A variable is no linear map of the states plus something; the text says why."""
-
-
-def name_of(variable: Variable) -> str:
-    if variable.name:
-        return f"`{variable.name}`"
-    op = variable.owner.op if variable.owner is not None else variable.type
-    return f"the result of {op}"
 
 
 @dataclass(frozen=True)
@@ -126,7 +120,7 @@ class LinearForms:
         op, out = node.op, node.outputs[0]
         dtypes = {getattr(each.type, "dtype", None) for each in node.outputs}
         if dtypes != {self.dtype}:
-            raise NotAffineError(f"{name_of(out)} has another dtype than the state")
+            raise NotAffineError(f"{describe(out)} has another dtype than the state")
         if isinstance(op, Blockwise) and isinstance(op.core_op, Dot):
             op = op.core_op
         found = rule(op, self, node)
@@ -152,7 +146,7 @@ class LinearForms:
     def only_first(self, node: Apply) -> Form:
         """Return the form of a node's first input; no other one may depend on a state."""
         if any(self.forms.get(inp) for inp in node.inputs[1:]):
-            raise NotAffineError(f"{name_of(node.outputs[0])} is nonlinear in the state")
+            raise NotAffineError(f"{describe(node.outputs[0])} is nonlinear in the state")
         return self.form(node.inputs[0])
 
     # Sizes and factors
@@ -291,13 +285,6 @@ class LinearForms:
             covers=any(block.covers for block in blocks),
         )
 
-    def negated(self, block: Block) -> Block:
-        if self.structure:
-            return block
-        value = self.value(block)
-        value = pt.constant(-value.data) if isinstance(value, Constant) else -value
-        return replace(block, value=value)
-
     def scaled(
         self, k: int, block: Block, factor: Variable, apply: Callable[[Any, Any], Variable]
     ) -> Block:
@@ -333,7 +320,7 @@ class LinearForms:
 @singledispatch
 def rule(op: Op, forms: LinearForms, node: Apply) -> Form | list[Form]:
     """Return the forms of a node's outputs, by its Op: one for all of them, or a list."""
-    raise NotAffineError(f"{name_of(node.outputs[0])} reads the state")
+    raise NotAffineError(f"{describe(node.outputs[0])} reads the state")
 
 
 # What is affine, and the logarithms of sums and extremes that `in_other_semiring` looks for.
@@ -354,11 +341,11 @@ def check_operations(
         if LOG_SUM_EXP is not None and isinstance(op, LOG_SUM_EXP):
             pass
         elif rule.dispatch(type(op)) is rule.dispatch(object):
-            raise NotAffineError(f"{name_of(node.outputs[0])} reads the state")
+            raise NotAffineError(f"{describe(node.outputs[0])} reads the state")
         elif (isinstance(op, Dot) and len(own) > 1) or (
             isinstance(op, Elemwise) and not isinstance(op.scalar_op, _MAYBE_AFFINE)
         ):
-            raise NotAffineError(f"{name_of(node.outputs[0])} is nonlinear in the state")
+            raise NotAffineError(f"{describe(node.outputs[0])} is nonlinear in the state")
         dependent.update(node.outputs)
 
 
@@ -438,15 +425,12 @@ def _elemwise(op: Op, forms: LinearForms, node: Apply) -> Form:
         return _total(forms, [(-1, inputs[0])], out)
     varying = [inp for inp in inputs if inp in forms.dependent]
     if isinstance(scalar, ps.Mul) and len(varying) == 1:
-        others = [inp for inp in inputs if inp is not varying[0]]
-        if len(others) == 1 and is_minus_one(others[0]):
-            return _total(forms, [(-1, varying[0])], out)
-        factors = [forms.factor(inp) for inp in others]
+        factors = [forms.factor(inp) for inp in inputs if inp is not varying[0]]
         factor = factors[0] if len(factors) == 1 else pt.mul(*factors)
         return _scaled(forms, varying[0], factor, out, _times)
     if isinstance(scalar, ps.TrueDiv) and varying == [inputs[0]]:
         return _scaled(forms, inputs[0], forms.factor(inputs[1]), out, lambda part, by: part / by)
-    raise NotAffineError(f"{name_of(out)} is nonlinear in the state")
+    raise NotAffineError(f"{describe(out)} is nonlinear in the state")
 
 
 def _scaled(
@@ -465,10 +449,13 @@ def _scaled(
 def _total(forms: LinearForms, summands: list[tuple[int, Variable]], out: Variable) -> Form:
     """Return the form of a sum, each part with its sign."""
     found: dict[int, list[Block]] = {}
+    minus = pt.constant(np.full((1,) * out.type.ndim, -1, forms.dtype))
     for sign, inp in summands:
         for k, block in forms.form(inp).items():
             block = forms.spread(k, block, inp, out)
-            found.setdefault(k, []).append(block if sign > 0 else forms.negated(block))
+            if sign < 0 and not forms.structure:
+                block = forms.scaled(k, block, minus, _times)
+            found.setdefault(k, []).append(block)
     return {k: forms.summed(k, parts) for k, parts in found.items()}
 
 
@@ -481,7 +468,7 @@ def _dot(op: Op, forms: LinearForms, node: Apply) -> Form:
     left, right = node.inputs
     out = node.outputs[0]
     if left in forms.dependent and right in forms.dependent:
-        raise NotAffineError(f"{name_of(out)} is nonlinear in the state")
+        raise NotAffineError(f"{describe(out)} is nonlinear in the state")
     from_left = left in forms.dependent
     source, matrix = (left, right) if from_left else (right, left)
     factor, ndim = forms.factor(matrix), out.type.ndim
@@ -526,7 +513,7 @@ def _product(value: Variable, matrix: Variable, from_left: bool) -> Variable:
 @rule.register(CAReduce)
 def _sum(op: Op, forms: LinearForms, node: Apply) -> Form:
     if not isinstance(op, TensorSum):
-        raise NotAffineError(f"{name_of(node.outputs[0])} is nonlinear in the state")
+        raise NotAffineError(f"{describe(node.outputs[0])} is nonlinear in the state")
     source = node.inputs[0]
     ndim = source.type.ndim
     reduced = list(range(ndim)) if node.op.axis is None else list(node.op.axis)
@@ -578,7 +565,7 @@ def _inc_subtensor(op: Op, forms: LinearForms, node: Apply) -> Form:
     """The base, without the items that are set, plus what is written, in an array of zeros."""
     base, added, *places = node.inputs
     if any(place in forms.dependent for place in places):
-        raise NotAffineError(f"{name_of(node.outputs[0])} is nonlinear in the state")
+        raise NotAffineError(f"{describe(node.outputs[0])} is nonlinear in the state")
     indices = _all_indices(node, base.type.ndim)
     kept = [o for o, index in enumerate(indices) if isinstance(index, slice)]
     missing = len(kept) - added.type.ndim
@@ -626,7 +613,7 @@ def _inc_subtensor(op: Op, forms: LinearForms, node: Apply) -> Form:
 def _join(op: Op, forms: LinearForms, node: Apply) -> Form:
     place, inputs = join_of(node)
     if place is None:
-        raise NotAffineError(f"{name_of(node.outputs[0])} joins along an axis that varies")
+        raise NotAffineError(f"{describe(node.outputs[0])} joins along an axis that varies")
     return _joined(forms, inputs, place, lambda parts, place: pt.join(place, *parts))
 
 
@@ -672,7 +659,7 @@ def _split(op: Op, forms: LinearForms, node: Apply) -> list[Form]:
     _, place, splits = split_of(node)
     forms.only_first(node)
     if place is None:
-        raise NotAffineError(f"{name_of(node.outputs[0])} is cut along an axis that varies")
+        raise NotAffineError(f"{describe(node.outputs[0])} is cut along an axis that varies")
     n_parts = len(node.outputs)
 
     def parts(whole: Variable, lead: int) -> list[Variable]:
@@ -771,13 +758,11 @@ def in_other_semiring(state: Variable, following: Variable, sizes: Sizes) -> Any
     """Return ``⊕_j (A[i, j] + h[j]) + c[i]`` if the next value is that, else None."""
     dependent = depends_on([following], [state])
     reductions = [node for node in toposort([following]) if node.outputs[0] in dependent]
-    reductions = [node for node in reductions if _reduction(node)[1] is not None]
-    if not reductions:
+    found = [(node.outputs[0], own) for node in reductions if (own := _reduction(node)) is not None]
+    if not found:
         return None
-    node = reductions[-1]
-    (reduced,) = node.outputs
-    semiring, terms, axis = _reduction(node)
-    if terms is None or axis is None or state in ancestors([following], blockers=[reduced]):
+    reduced, (semiring, terms, axis) = found[-1]
+    if axis is None or state in ancestors([following], blockers=[reduced]):
         return None
     try:
         forms = LinearForms([reduced], [following], sizes)
@@ -826,23 +811,21 @@ def _added_matrix(
     return matrix if sign > 0 else -matrix
 
 
-def _reduction(node: Apply) -> tuple[str, Variable | None, int | None]:
-    """Return the semiring, terms and axis of a reduction."""
+def _reduction(node: Apply) -> tuple[str, Variable, int | None] | None:
+    """Return the semiring, terms and axis of a reduction; None for anything else."""
     op = node.op
     if LOG_SUM_EXP is not None and isinstance(op, LOG_SUM_EXP):
         return "log", node.inputs[0], op.axis[0] if len(op.axis) == 1 else None
     if isinstance(op, Max | Min):
         semiring, terms = "max" if isinstance(op, Max) else "min", node.inputs[0]
-    elif applies(node, ps.Log):
-        above = node.inputs[0].owner
+    else:
+        above = node.inputs[0].owner if applies(node, ps.Log) else None
         if above is None or not isinstance(above.op, TensorSum):
-            return "log", None, None
+            return None
         exponential = above.inputs[0].owner
         if not applies(exponential, ps.Exp):
-            return "log", None, None
-        semiring, node, terms = "log", above, exponential.inputs[0]
-    else:
-        return "log", None, None
-    axes = node.op.axis if isinstance(node.op, CAReduce) else None
+            return None
+        semiring, op, terms = "log", above.op, exponential.inputs[0]
+    axes = op.axis if isinstance(op, CAReduce) else None
     axes = tuple(range(terms.type.ndim)) if axes is None else tuple(axes)
     return semiring, terms, axes[0] if len(axes) == 1 else None

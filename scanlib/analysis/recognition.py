@@ -70,7 +70,11 @@ class Analysis:
 def analyse(scalar: ScalarLoop) -> Analysis:
     """Return the recurrence families of an elementwise loop."""
     nexts, taps = _parts(scalar)
-    names = _names(scalar, taps)
+    names = {
+        variable: scalar.loop.recurrent[part].name or f"state {part}"
+        for part, by_tap in taps.items()
+        for variable in by_tap.values()
+    }
     reads = {part: list(by_tap.values()) for part, by_tap in taps.items()}
     depends = dependences(nexts, reads)
     n_parts = len(scalar.loop.recurrent)
@@ -115,14 +119,6 @@ def _parts(scalar: ScalarLoop) -> tuple[dict[int, Variable], dict[int, dict[int,
             nexts[len(loop.states) + i] = result.carries[i]
             taps[len(loop.states) + i] = {-1: inner.carries[i]}
     return nexts, taps
-
-
-def _names(scalar: ScalarLoop, taps: dict[int, dict[int, Variable]]) -> dict[Variable, str]:
-    return {
-        variable: scalar.loop.recurrent[part].name or f"state {part}"
-        for part, by_tap in taps.items()
-        for variable in by_tap.values()
-    }
 
 
 def _recognize(component: Component) -> tuple[Recurrence | None, str]:

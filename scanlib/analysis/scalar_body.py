@@ -8,24 +8,31 @@ channels, where their results go into accumulators and outputs alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.scalar as ps
+import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Add, Cast
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.shape import SpecifyShape
 
-from scanlib._compat import freeze_graph
 from scanlib.analysis.scalar_values import NotElementwiseError, ScalarValues, describe, new_scalar
-from scanlib.analysis.sums import summands, terms_of_sum
-from scanlib.ops.graph import is_tensor, readers_of
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output
-from scanlib.ops.loop import Sequence as SequencePart
+from scanlib.ops.graph import (
+    Readers,
+    applies,
+    is_tensor,
+    readers_of,
+    room_for_calls,
+    taken_apart,
+)
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.lowered.elemwise_scan import Axes, Layout
-from scanlib.ops.recursion import room_for_calls
 
 
 def is_sum_of_converted(before: str, after: str) -> bool:
@@ -49,14 +56,8 @@ class ScalarLoop:
 
     def axes(self) -> dict[Variable, Axes]:
         """Return the channels' axes of the inputs."""
-        layout, states = self.layout, zip(self.layout.states, self.loop.states, strict=True)
-        past = [axes for axes, state in states for _ in state.taps]
-        axes = [*layout.sequences, *past, *layout.carries, *layout.non_sequences]
+        axes = self.layout.of_body_inputs(self.loop.signature())
         return dict(zip(self.inputs, axes, strict=True))
-
-    def freeze(self):
-        """Return the frozen body."""
-        return freeze_graph(self.inputs, self.outputs)
 
 
 class Summed(NamedTuple):
@@ -81,6 +82,48 @@ def scalar_loop(loop: Loop) -> ScalarLoop:
         return _Scalarizer(loop).run()
 
 
+# Sums over time. Additions in another dtype are no part of one: small integers wrap around.
+
+
+def summands(part: State | Carry, readers: Readers) -> list[Variable] | None:
+    """Return what a step adds to a part that only adds up and is not stored, else None; `readers`
+    are what `readers_of` returns for the body."""
+    if isinstance(part, State) and (not part.untraced or set(part.taps) != {-1}):
+        return None
+    total, added = part.tap(-1), list[Variable]()
+    if not is_tensor(total) or readers[part.next] != [None]:
+        return None
+    while total is not part.next:
+        node = readers[total][0] if len(readers[total]) == 1 else None
+        if node is None:
+            return None
+        others = [inp for inp in node.inputs if inp is not total]
+        if applies(node, ps.Sub) and node.inputs[0] is total:
+            added += [-pt.cast(inp, part.type.dtype) for inp in others]  # -(-128) is no int8
+        elif applies(node, ps.Add):
+            added += others
+        elif not isinstance(node.op, SpecifyShape):
+            return None
+        total = node.outputs[0]
+        if total.type.dtype != part.type.dtype:
+            return None
+    return added or None
+
+
+def terms_of_sum(variable: Variable, dtype: str) -> list[Variable]:
+    """Return the terms of nested additions in a dtype; shape checks are looked through."""
+
+    def parts(term: Variable) -> Sequence[Variable] | None:
+        node = term.owner
+        if node is None or not is_tensor(term) or term.type.dtype != dtype:
+            return None
+        if applies(node, ps.Add):
+            return node.inputs
+        return node.inputs[:1] if isinstance(node.op, SpecifyShape) else None
+
+    return taken_apart(variable, parts)
+
+
 def sum_carries(loop: Loop) -> list[bool]:
     """Return, for each carry, whether a step only adds to it and nothing else reads it."""
     readers = readers_of(loop.body_outputs())
@@ -91,16 +134,13 @@ def _constants_to_non_sequences(loop: Loop) -> None:
     """Give constant arrays a place among the non-sequences."""
     replacements: dict[Variable, Variable] = {}
     for variable in ancestors(loop.body_outputs()):
-        if isinstance(variable, Constant) and is_tensor(variable) and _is_array(variable):
+        is_constant = isinstance(variable, Constant) and is_tensor(variable)
+        if is_constant and np.asarray(variable.data).size != 1:
             inner = variable.type()
             loop.non_sequences.append(NonSequence(variable, inner))
             replacements[variable] = inner
     if replacements:
         loop.substitute(replacements)
-
-
-def _is_array(variable: Constant) -> bool:
-    return np.asarray(variable.data).size != 1
 
 
 class _Scalarizer:
@@ -139,8 +179,11 @@ class _Scalarizer:
         values += [value for value, _, _ in results]
         if loop.stop is not None:
             values.append(self.values.convert(loop.stop, ()))
-        sequences, row_ports = self.split_ports_of_sequences()
-        non_sequences, whole_ports = self.split_ports_of_non_sequences()
+        # The canonical body still needs what is read for its shape alone.
+        needed = {*filter(is_tensor, ancestors(loop.body_outputs())), *self.values.ports}
+        kept = [part for part in loop.non_sequences if part.inner in needed]
+        loop.sequences, sequences, row_ports = self.split_ports(loop.sequences, attrgetter("row"))
+        loop.non_sequences, non_sequences, whole_ports = self.split_ports(kept, attrgetter("inner"))
         inputs = [
             *row_ports,
             *(self.values.port(tap) for state in loop.states for tap in state.taps.values()),
@@ -264,27 +307,16 @@ class _Scalarizer:
 
     # Inputs that are read in several places
 
-    def split_ports_of_sequences(self) -> tuple[list[Axes], list[Variable]]:
+    def split_ports(
+        self, parts: Sequence[Any], inner: Callable[[Any], Variable]
+    ) -> tuple[list[Any], list[Axes], list[Variable]]:
+        """Return a part for each place where an input is read, its axes and the scalar there."""
         found = [
-            (part if i == 0 else SequencePart(part.outer, part.row.type(), part.name), *port)
-            for part in self.loop.sequences
-            for i, port in enumerate(self.values.ports.get(part.row) or [_unread(part.row)])
+            (part if i == 0 else type(part)(part.outer, inner(part).type(), part.name), *port)
+            for part in parts
+            for i, port in enumerate(self.values.ports.get(inner(part)) or [_unread(inner(part))])
         ]
-        self.loop.sequences = [part for part, _, _ in found]
-        return [axes for _, axes, _ in found], [scalar for _, _, scalar in found]
-
-    def split_ports_of_non_sequences(self) -> tuple[list[Axes], list[Variable]]:
-        # The canonical body still needs what is read for its shape alone.
-        needed = {v for v in ancestors(self.loop.body_outputs()) if is_tensor(v)}
-        ports = self.values.ports
-        kept = [w for w in self.loop.non_sequences if ports.get(w.inner) or w.inner in needed]
-        found = [
-            (part if i == 0 else NonSequence(part.outer, part.inner.type(), part.name), *port)
-            for part in kept
-            for i, port in enumerate(ports.get(part.inner) or [_unread(part.inner)])
-        ]
-        self.loop.non_sequences = [part for part, _, _ in found]
-        return [axes for _, axes, _ in found], [scalar for _, _, scalar in found]
+        return [p for p, _, _ in found], [axes for _, axes, _ in found], [v for _, _, v in found]
 
 
 def _unread(variable: Variable) -> tuple[Axes, Variable]:

@@ -111,10 +111,6 @@ class ScalarValues:
             for axis, one in zip(axes, variable.type.broadcastable, strict=True)
         )
 
-    def axes_read(self, value: Variable) -> set[int]:
-        """Return the axes of the inputs that a scalar depends on."""
-        return {axis for _, axis in self.reads(value)}
-
     def reads(self, value: Variable) -> set[tuple[Variable, int]]:
         """Return the inputs that a scalar depends on, each with each of its axes."""
         above = set(ancestors([value]))
@@ -131,7 +127,7 @@ class ScalarValues:
 
         A value that is the same along an axis says nothing of the number of channels.
         """
-        read = self.axes_read(value)
+        read = {axis for _, axis in self.reads(value)}
         if any(axis is not None and axis not in read for axis in self.row_axes(source, axes)):
             raise NotElementwiseError("no input tells how many channels there are", source)
 
@@ -203,19 +199,11 @@ class ScalarValues:
 
     def alloc(self, node: Apply, variable: Variable, axes: Axes) -> Variable:
         value, *sizes = node.inputs
+        known = {n for v in filter(is_tensor, self.loop.body_inputs()) for n in v.type.shape}
         for axis, size, fixed in zip(axes, sizes, variable.type.shape, strict=True):
-            if (
-                axis is not None
-                and measured(size) is None
-                and not any(self.is_size(fixed, variable) for variable in self.loop.body_inputs())
-            ):
+            if axis is not None and measured(size) is None and fixed not in known - {None}:
                 raise NotElementwiseError(f"{describe(variable)} has a size of its own", variable)
         return self.convert(value, axes[len(axes) - value.type.ndim :])
-
-    @staticmethod
-    def is_size(fixed: int | None, variable: Variable) -> bool:
-        """Whether an input is known to have that length along some axis."""
-        return fixed is not None and is_tensor(variable) and fixed in variable.type.shape
 
     def rank(self) -> int:
         """Return the number of the channels' axes."""

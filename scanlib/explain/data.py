@@ -165,10 +165,5 @@ class LoopExplanation:
 
 
 def _total(parts: Iterable[Part]) -> int | None:
-    total = 0
-    for part in parts:
-        size = part.row_bytes()
-        if size is None:
-            return None
-        total += size
-    return total
+    sizes = [part.row_bytes() for part in parts]
+    return None if None in sizes else sum(sizes)  # type: ignore[arg-type]

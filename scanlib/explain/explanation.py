@@ -142,10 +142,8 @@ def _time(loop: LoopExplanation) -> str:
 
 def duration(seconds: float) -> str:
     """Return a time with three digits."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size or unit == "µs":
-            return f"{seconds / size:.3g} {unit}"
-    raise AssertionError
+    size, unit = (1.0, "s") if seconds >= 1 else (1e-3, "ms") if seconds >= 1e-3 else (1e-6, "µs")
+    return f"{seconds / size:.3g} {unit}"
 
 
 def title(loop: LoopExplanation) -> str:

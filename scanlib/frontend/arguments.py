@@ -22,6 +22,7 @@ from scanlib.frontend.values import (
     is_list_of_numbers,
     is_plain_integer,
     read_integer,
+    shown,
     warn,
 )
 from scanlib.lengths.arrays import Lengths
@@ -242,11 +243,7 @@ def _float_dtype(values: Sequence[Any]) -> str:
 
 def _read_output(given: dict[str, Any], argument: str) -> OutputArgument:
     _check_keys(given, ("initial", "taps", "name"), argument)
-    name = given.get("name")
-    if name is not None and not isinstance(name, str):
-        raise TypeError(
-            f"the name of {argument} must be a string, got {name!r} of type {type(name).__name__}"
-        )
+    name = read_name(given.get("name"), f"the name of {argument}")
     taps = given.get("taps")
     if given.get("initial") is None:
         if taps is not None and as_list(taps):
@@ -324,26 +321,23 @@ def without_arrays(argument: str, given: Any) -> str:
     return f"; {argument}={brief(given)} holds no array; one without rows is np.zeros(0)"
 
 
-def read_axis(function: str, axis: Any, ndim: int, of: str, label: str = "axis") -> int:
-    """Return an axis counted from the front; `label` is what the user calls it.
-
-    `TypeError` if it is no integer, `AxisError` if there is no such axis.
-    """
-    position = read_integer(f"{function}: {label}", axis)
+def read_axis(function: str, axis: Any, ndim: int, of: str) -> int:
+    """Return an axis counted from the front; `AxisError` if there is no such axis."""
+    position = read_integer(f"{function}: axis", axis)
     if ndim == 0:
         raise ValueError(f"{function}: {of} is a scalar; it needs a time axis")
     if not -ndim <= position < ndim:
         raise np.exceptions.AxisError(
-            f"{function}: {label}={position} is out of range for {of} with {ndim} dimension(s); "
+            f"{function}: axis={position} is out of range for {of} with {ndim} dimension(s); "
             f"expected {-ndim} to {ndim - 1}"
         )
     return position % ndim
 
 
-def read_name(name: Any) -> str | None:
-    """Return the name of a loop."""
+def read_name(name: Any, label: str = "name") -> str | None:
+    """Return the name of a loop, or of a part of it."""
     if name is not None and not isinstance(name, str):
-        raise TypeError(f"name must be a string, got {brief(name)} of type {type(name).__name__}")
+        raise TypeError(f"{label} must be a string, got {shown(name)}")
     return name
 
 

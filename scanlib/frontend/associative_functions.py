@@ -24,7 +24,7 @@ from scanlib.frontend.builder import add_captured
 from scanlib.frontend.states import type_text
 from scanlib.frontend.step_function import call_function, step_name
 from scanlib.frontend.trees import Tree, difference, flatten
-from scanlib.frontend.values import as_tensor, is_list_of_numbers, read_flag
+from scanlib.frontend.values import as_tensor, is_list_of_numbers, read_flag, shown
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import conform, is_tensor, row_type
 from scanlib.ops.loop import Loop, Sequence, State
@@ -183,9 +183,9 @@ def _read_elems(title: str, elems: Any, axis: Any) -> _Elems:
         as_tensor(value, f"{title}: {label}") for value, label in zip(given, labels, strict=True)
     ]
     labels = [x.name or label for x, label in zip(tensors, labels, strict=True)]
-    position = read_axis(title, axis, tensors[0].type.ndim, labels[0], "axis")
+    position = read_axis(title, axis, tensors[0].type.ndim, labels[0])
     for tensor, label in zip(tensors[1:], labels[1:], strict=True):
-        read_axis(title, position, tensor.type.ndim, label, "axis")
+        read_axis(title, position, tensor.type.ndim, label)
     arrays = [pt.moveaxis(x, position, 0) if position else x for x in tensors]
     known = known_to_differ(zip(labels, (x.type.shape[0] for x in arrays), strict=True))
     if known:
@@ -230,7 +230,7 @@ def _as_tuple(tree: Tree) -> Tree:
 def _check_part(title: str, label: str, value: Any, like: Variable) -> Variable:
     """Return one part of a combination as a value of the element's type."""
     if not isinstance(value, Variable) or not is_tensor(value):
-        came = getattr(value, "type", None) or f"{value!r} of type {type(value).__name__}"
+        came = getattr(value, "type", None) or shown(value)
         raise TypeError(
             f"{title}: for {label} the function must return a tensor of type {like.type}, "
             f"got {came}"

@@ -16,9 +16,8 @@ from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.variable import TensorVariable
 
 from scanlib.frontend.arguments import OutputArgument, SequenceArgument, tap_name
-from scanlib.frontend.checkpoints import check_checkpoint
 from scanlib.frontend.generators import check_generators
-from scanlib.frontend.newton import solve
+from scanlib.frontend.methods import check_checkpoint, solve
 from scanlib.frontend.states import adapt_initial, type_text, wanted_type
 from scanlib.frontend.step_function import (
     StepResult,

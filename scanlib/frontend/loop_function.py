@@ -34,10 +34,9 @@ from scanlib.frontend.arguments import (
     without_arrays,
 )
 from scanlib.frontend.builder import Built, LoopBuilder, function_called, name_result
-from scanlib.frontend.checkpoints import read_checkpoint
 from scanlib.frontend.lags import Lags, past
+from scanlib.frontend.methods import read_checkpoint, read_method
 from scanlib.frontend.named import Dims, is_named, lower, named, unnamed
-from scanlib.frontend.newton import read_method
 from scanlib.frontend.states import type_text
 from scanlib.frontend.step_function import (
     ONE_VECTOR,

@@ -22,8 +22,7 @@ from scanlib.frontend.arguments import (
     without_arrays,
 )
 from scanlib.frontend.builder import LoopBuilder, function_called
-from scanlib.frontend.checkpoints import read_checkpoint
-from scanlib.frontend.newton import read_method
+from scanlib.frontend.methods import read_checkpoint, read_method
 from scanlib.frontend.step_function import StepResult, call_step, errors_of
 from scanlib.frontend.values import as_variable, read_flag
 from scanlib.ops.messages import loop_title

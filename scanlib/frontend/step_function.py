@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import ancestors, graph_inputs, toposort
 from pytensor.graph.utils import MissingInputError
 from pytensor.scan.utils import until as classic_until
 from pytensor.tensor.random.op import RNGConsumerOp
@@ -21,11 +22,10 @@ from pytensor.tensor.random.type import RandomType
 
 from scanlib.frontend.arguments import OutputArgument, describe_whole
 from scanlib.frontend.lags import Lags
-from scanlib.frontend.model_variables import check_model_variables, count_model_variables
 from scanlib.frontend.states import type_text
 from scanlib.frontend.trees import flatten
 from scanlib.frontend.values import as_variable
-from scanlib.ops.graph import depends_on, is_tensor
+from scanlib.ops.graph import depends_on, is_tensor, read_from_outside
 
 ONE_VECTOR = "to return one vector write pt.stack([...]): a list is several values"
 _MISSING = "; outputs_info gives past values, non_sequences what is the same at every step"
@@ -150,7 +150,7 @@ def call_function(
     another number of arguments (`missing` says where more would come from), or returns a generator.
     """
     fits = _takes(fn, arguments)
-    count = count_model_variables()
+    before = _model_variables()
     try:
         returned = fn(*arguments)
     except Exception as error:
@@ -165,13 +165,39 @@ def call_function(
             * isinstance(error, RecursionError)
         )
         raise
-    check_model_variables(count, where)
+    for variable, advice in _model_variables().items():
+        if variable not in before:
+            raise ValueError(
+                f"{where} makes `{variable.name}`, a variable of the PyMC model, which then has it "
+                f"once, not once for each step; {advice}"
+            )
     if inspect.isgenerator(returned):
         raise TypeError(
             f"{where} {step_name(fn)} returns a generator; write `return` in place of `yield`, and "
             "a list in place of a generator expression"
         )
     return returned
+
+
+# What a step adds to a model is made of the symbols of a step, and the error of that comes late and
+# from elsewhere. Data that it makes are the same at every step.
+_ADVICE = {
+    "free_RVs": "make it before the loop, with a row for each step, and pass it as a sequence, or "
+    "draw by `.dist` in a step that a pm.CustomDist has in its `dist`",
+    "observed_RVs": "return from the step what its density needs, and make it after the loop, of "
+    "the rows of all steps",
+    "deterministics": "return it from the step, and pass the loop's result to pm.Deterministic",
+    "potentials": "return it from the step, and pass the loop's result to pm.Potential",
+}
+
+
+def _model_variables() -> dict[Variable, str]:
+    """Return the variables of the PyMC model that is open, and where to make such instead."""
+    model_class = getattr(sys.modules.get("pymc"), "Model", None)
+    if model_class is None:
+        return {}
+    model = model_class.get_context(error_if_none=False, allow_block_model_access=True)
+    return {v: advice for kind, advice in _ADVICE.items() for v in getattr(model, kind, ())}
 
 
 def _in_place_of_python(error: Exception) -> str:
@@ -203,11 +229,9 @@ def _with_types(text: str, argument: Any) -> str:
 def _takes(fn: Callable[..., Any], arguments: Sequence[Any]) -> bool:
     """Whether a function can be called with these arguments; yes where it does not tell."""
     try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):
+        inspect.signature(fn).bind(*arguments)
+    except ValueError:  # it has no signature
         return True
-    try:
-        signature.bind(*arguments)
     except TypeError:
         return False
     return True
@@ -279,8 +303,6 @@ def _sort_returned(returned: Any) -> StepResult:
     stop = None
     if items and _is_condition(items[-1]):
         stop = items.pop().condition
-    if any(_is_condition(item) for item in items):
-        raise ValueError("`until` must be the last thing that the step function returns")
     updates: dict[Any, Any] = {}
     outputs: list[Any] = []
     structured = len(items) <= 2 and any(isinstance(item, list | tuple | dict) for item in items)
@@ -376,19 +398,8 @@ def captured_variables(
     nodes = list(toposort(outputs, blockers=list(placeholders)))
     fixed = [out for node in nodes if _is_fixed_draw(node) for out in node.outputs]
     dependent = depends_on(outputs, [*placeholders, *fixed])
-    found: dict[Variable, None] = {}
-
-    def visit(variable: Variable) -> None:
-        if variable not in dependent and not isinstance(variable, Constant):
-            found[variable] = None
-
-    for output in outputs:
-        visit(output)
-    for node in nodes:
-        if any(out in dependent for out in node.outputs):
-            for inp in node.inputs:
-                visit(inp)
-    return list(found)
+    read = read_from_outside(nodes, outputs, dependent)
+    return [variable for variable in read if not isinstance(variable, Constant)]
 
 
 def _is_fixed_draw(node: Apply) -> bool:
@@ -400,12 +411,8 @@ def _is_fixed_draw(node: Apply) -> bool:
 def check_strict(captured: Sequence[Variable], non_sequences: Sequence[Variable]) -> None:
     """Raise a `MissingInputError` that names the outer variables which a step reads and that were
     not passed as `non_sequences`."""
-    allowed = set(non_sequences)
-    leaves = [
-        variable
-        for variable in ancestors(captured, blockers=non_sequences)
-        if variable.owner is None and not isinstance(variable, Constant) and variable not in allowed
-    ]
+    roots, allowed = graph_inputs(captured, blockers=non_sequences), set(non_sequences)
+    leaves = [v for v in roots if not isinstance(v, Constant) and v not in allowed]
     if leaves:
         names = ", ".join(str(leaf) for leaf in leaves)
         raise MissingInputError(

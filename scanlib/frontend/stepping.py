@@ -15,7 +15,7 @@ import pytensor
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
 from pytensor.graph.utils import MissingInputError
 
 from scanlib.frontend.trees import variables_of
@@ -150,13 +150,8 @@ def _nearest_loop(results: list[Variable]) -> Apply:
 
 def _steps(node: Apply, values: dict[Variable, Any]) -> Iterator[Step]:
     loop = Loop.from_node(node)
-    missing = [
-        variable
-        for variable in ancestors(node.inputs, blockers=list(values))
-        if variable.owner is None
-        and variable not in values
-        and not isinstance(variable, Constant | SharedVariable)
-    ]
+    roots = [v for v in graph_inputs(node.inputs, blockers=list(values)) if v not in values]
+    missing = [v for v in roots if not isinstance(v, Constant | SharedVariable)]
     if missing:
         lacking = ", ".join(map(str, missing))
         raise MissingInputError(

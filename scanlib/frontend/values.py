@@ -51,8 +51,8 @@ def as_variable(value: Any, argument: str) -> Variable:
     except Exception as error:
         reason = str(error).strip().split("\n")[0].removesuffix(".")
         raise TypeError(
-            f"{argument} must be {EXPECTED}, got {brief(value)} of type "
-            f"{type(value).__name__}{advice(value) or (reason and f': {reason}')}"
+            f"{argument} must be {EXPECTED}, got {shown(value)}"
+            f"{advice(value) or (reason and f': {reason}')}"
         ) from error
 
 
@@ -70,13 +70,15 @@ def brief(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def shown(value: Any) -> str:
+    """Return how a value prints, and its type, for messages."""
+    return f"{brief(value)} of type {type(value).__name__}"
+
+
 def read_flag(function: str, name: str, value: Any) -> bool:
     """Return a Python or NumPy truth value; symbolic ones are a `TypeError`."""
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(
-            f"{function}: {name} must be True or False, got {brief(value)} of type "
-            f"{type(value).__name__}"
-        )
+        raise TypeError(f"{function}: {name} must be True or False, got {shown(value)}")
     return bool(value)
 
 
@@ -87,9 +89,7 @@ def read_integer(label: str, value: Any) -> int:
             raise TypeError
         return operator.index(value)
     except TypeError:
-        raise TypeError(
-            f"{label} must be an integer, got {brief(value)} of type {type(value).__name__}"
-        ) from None
+        raise TypeError(f"{label} must be an integer, got {shown(value)}") from None
 
 
 def warn(message: str) -> None:

@@ -38,7 +38,9 @@ def common(variable: Variable, rank: int) -> Variable | None:
     # Of numbers of steps and sizes not even an axis of one member is left anywhere: where sizes
     # are put side by side, PyTensor takes numbers of two axes for matrices.
     if isinstance(variable, Constant):
-        return _common_constant(variable, rank)
+        data = np.asarray(variable.data)
+        first = data[(0,) * rank] if data.size else None
+        return pt.constant(first) if data.size and (data == first).all() else None
     found = _common_result(variable, rank)
     return without_axes(variable, rank) if found is None and is_one else found
 
@@ -101,14 +103,6 @@ def behind_the_batch(node: Apply, rank: int) -> tuple[Any, ...] | None:
     if len(indices) < rank or any(index != slice(None) for index in indices[:rank]):
         return None
     return tuple(indices[rank:])
-
-
-def _common_constant(variable: Constant, rank: int) -> Variable | None:
-    data = np.asarray(variable.data)
-    if not data.size:
-        return None
-    first = data[(0,) * rank]
-    return pt.constant(first) if (data == first).all() else None
 
 
 def _common_fill(value: Variable, *sizes: Variable, rank: int) -> Variable | None:

@@ -9,15 +9,9 @@ BETWEEN = "\0"
 
 
 class LoopError(ValueError):
-    """Base of the errors a running loop raises.
+    """Base of the errors a running loop raises: a template and the numbers for its ``{}``.
 
-    Parameters
-    ----------
-    template : str
-        The message, with one ``{}`` for each number. There may be several, with `BETWEEN` them; the
-        first number is the place of the one that is meant.
-    *numbers : int
-        What to put in.
+    There may be several templates, with `BETWEEN` them; the first number says which is meant.
     """
 
     def __str__(self) -> str:

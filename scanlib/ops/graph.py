@@ -1,7 +1,9 @@
 """Small operations on PyTensor graphs that several parts of scanlib need."""
 
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -135,6 +137,34 @@ def depends_on(outputs: Sequence[Variable], inputs: Iterable[Variable]) -> set[V
     return reached
 
 
+def read_from_outside(
+    nodes: Iterable[Apply], outputs: Sequence[Variable], dependent: set[Variable]
+) -> list[Variable]:
+    """Return what outputs, or nodes with dependent results, read that does not depend as well."""
+    readers = (node for node in nodes if any(out in dependent for out in node.outputs))
+    read = dict.fromkeys([*outputs, *(inp for node in readers for inp in node.inputs)])
+    return [variable for variable in read if variable not in dependent]
+
+
+def reached_by(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> list[int]:
+    """Return for each output which inputs it is connected to, as the bits of a number.
+
+    PyTensor's `io_connection_pattern` makes a list of all inputs for each node.
+    """
+    masks = {inp: 1 << i for i, inp in enumerate(inputs)}
+    for node in toposort(outputs, blockers=list(inputs)):
+        own = [masks.get(inp, 0) for inp in node.inputs]
+        find = getattr(node.op, "connection_pattern", None)
+        pattern = find(node) if find is not None and any(own) else None
+        for k, out in enumerate(node.outputs):
+            mask = masks.get(out, 0)
+            for i, bits in enumerate(own):
+                if bits and (pattern is None or pattern[i][k]):
+                    mask |= bits
+            masks[out] = mask
+    return [masks.get(out, 0) for out in outputs]
+
+
 # The nodes that read each variable, once for each time; None for a result.
 Readers = defaultdict[Variable, list[Apply | None]]
 
@@ -231,3 +261,43 @@ def _number(index: Any) -> str:
     if node is not None and isinstance(node.op, ScalarFromTensor):
         index = node.inputs[0]
     return getattr(index, "name", None) or "…"
+
+
+# Graphs as deep as they get: Python's stack holds no more than a thousand calls.
+MOST_TERMS = 10_000
+CALLS_OF_A_NODE = 4  # of PyTensor's `grad`, which calls itself, and of `ScalarValues.convert`
+
+
+@contextmanager
+def room_for_calls(nodes: int) -> Iterator[None]:
+    """Let functions call themselves as often as a graph of so many nodes takes.
+
+    Calls between Python functions take memory, and no part of the stack of the C library.
+    """
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, before + CALLS_OF_A_NODE * nodes))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def taken_apart(
+    variable: Variable, parts: Callable[[Variable], Sequence[Variable] | None]
+) -> list[Variable]:
+    """Return the terms of nested sums in their order; `parts` are those of one sum, else None.
+
+    A sum of more than `MOST_TERMS` is left whole: doubling thirty times makes a billion.
+    """
+    found: list[Variable] = []
+    pending = [variable]
+    while pending:
+        term = pending.pop()
+        inside = parts(term)
+        if inside is None:
+            found.append(term)
+        else:
+            pending += reversed(inside)
+        if len(found) + len(pending) > MOST_TERMS:
+            return [variable]
+    return found

@@ -36,8 +36,7 @@ from pytensor.tensor.math import Sum
 from pytensor.tensor.special import softmax
 
 from scanlib._compat import DERIVATIVE_GRAPHS, LOG_ADD_EXP, LOG_SUM_EXP
-from scanlib.ops.graph import applies, substitute
-from scanlib.ops.recursion import taken_apart
+from scanlib.ops.graph import applies, substitute, taken_apart
 from scanlib.source_keys import source_key
 
 

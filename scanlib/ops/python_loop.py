@@ -39,7 +39,6 @@ class PythonLoop:
         self.op = op
         self.signature = op.signature
         self.messages = Messages(op.signature, op.labels, op.name)
-        self._row_shapes: Any = None
 
     @cached_property
     def step(self) -> Callable[..., Sequence[Any]]:
@@ -209,10 +208,16 @@ class PythonLoop:
                 history[: depth - 1] = self.copied(history[1:])
             history[-1] = value
 
+    @cached_property
+    def row_shapes(self) -> Callable[..., Sequence[Any]]:
+        """The compiled function of `row_shape_graph`."""
+        graph = row_shape_graph(self.op)
+        return pytensor.function(
+            list(graph.inputs), list(graph.outputs), mode=FAST_COMPILE, on_unused_input="ignore"
+        )
+
     def _empty_outputs(self, inputs: Sequence[Any]) -> list[Any]:
-        if self._row_shapes is None:
-            self._row_shapes = empty_row_shapes(self.op)
-        shapes = self._row_shapes(*inputs) if self.signature.n_outputs else []
+        shapes = self.row_shapes(*inputs) if self.signature.n_outputs else []
         types = self.signature.split_body_outputs(self.op.body.outputs).outputs
         remaining = iter(shapes)
         return [
@@ -250,11 +255,3 @@ def row_shape_graph(op: Scan) -> FunctionGraph:
     rows = stacked_row_shapes(op.signature, op.body, inputs, shapes)
     sizes = [pt.as_tensor_variable(0 if dim is None else dim) for row in rows for dim in row]
     return FunctionGraph(inputs, sizes, clone=False)
-
-
-def empty_row_shapes(op: Scan) -> Any:
-    """Return the compiled function of `row_shape_graph`."""
-    graph = row_shape_graph(op)
-    return pytensor.function(
-        list(graph.inputs), list(graph.outputs), mode=FAST_COMPILE, on_unused_input="ignore"
-    )

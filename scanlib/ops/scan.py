@@ -15,6 +15,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
@@ -26,44 +27,24 @@ from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib.ops.c_linker import PrintedOp
 from scanlib.ops.checkpoint_schedules import Schedule
-from scanlib.ops.connection import connection_pattern
 from scanlib.ops.execution import LoopOp, load_backends
 from scanlib.ops.frozen_body import HasFrozenBody
+from scanlib.ops.graph import is_numeric, reached_by
 from scanlib.ops.shapes import stacked_row_shapes
 from scanlib.ops.signature import Labels, OuterInputs, Signature
 
 
 class Scan(HasFrozenBody, LoopOp, PrintedOp):
-    """A symbolic loop in canonical form.
+    """A symbolic loop in canonical form: a `signature`, and a `body`, one step.
 
-    Parameters
-    ----------
-    signature : Signature
-        The order and roles of inputs and outputs.
-    body : FrozenFunctionGraph
-        One step.
-    truncate_gradient : int, optional
-        How many steps a derivative walks back; -1 for all.
-    name : str, optional
-        For printing and messages.
-    labels : Labels, optional
-        Names of the parts, for messages.
-    checkpoint : Schedule, optional
-        Where a gradient starts the steps again; without one it reads what the loop stored.
-    recompute : bool, optional
-        Whether the steps are segments of a checkpointed loop. A derivative computes what they
-        hold inside again, and no rewrite may compute it for all of them at once.
-    associative : bool, optional
-        Whether the user promises that a step combines states and rows by an associative function;
-        see `ops.lowered.associative_scan`.
+    `checkpoint` says where a gradient starts the steps again, which without reads what the loop
+    stored. With `recompute`, steps are segments of a checkpointed loop: a derivative computes what
+    they hold inside again, and no rewrite may compute it for all of them at once. `associative` is
+    the user's promise that a step combines states and rows by an associative function.
 
-    Notes
-    -----
-    Two loops with the same signature, body and options are equal; names and labels do not
-    count. Users build loops with `scanlib.scan`, not with this class.
-
-    A derivative of a loop is another loop: `pullback` and `pushforward` are written above this
-    module, in `scanlib.ops.gradient`, which gives them to the class.
+    Two loops with the same signature, body and options are equal; names and labels do not count.
+    `pullback` and `pushforward` are written above this module, in `scanlib.ops.gradient`, which
+    gives them to the class.
     """
 
     __props__ = ("signature", "body", "truncate_gradient", "checkpoint", "recompute", "associative")
@@ -90,13 +71,8 @@ class Scan(HasFrozenBody, LoopOp, PrintedOp):
         self.recompute = recompute
         self.associative = associative
         self.name = name
-        self.labels = labels or Labels(
-            (None,) * signature.n_sequences,
-            (None,) * signature.n_states,
-            (None,) * signature.n_carries,
-            (None,) * signature.n_non_sequences,
-            (None,) * signature.n_outputs,
-        )
+        counts = (*signature.input_sizes, signature.n_outputs)
+        self.labels = labels or Labels(*((None,) * n for n in counts))  # type: ignore[arg-type]
         self._runners: dict[str, Any] = {}
         self._pattern: list[list[bool]] | None = None
         load_backends()
@@ -207,10 +183,28 @@ class Scan(HasFrozenBody, LoopOp, PrintedOp):
             result.append((rows(out, 0), *dims))
         return result
 
-    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+    def connection_pattern(self, node: Apply | None = None) -> list[list[bool]]:
+        """Return, for each input and output of the loop, whether one reaches the other."""
         if self._pattern is None:  # PyTensor asks once for each result
-            self._pattern = connection_pattern(self)
+            self._pattern = self._reach().tolist()
         return self._pattern
+
+    def _reach(self) -> np.ndarray:
+        signature, inputs = self.signature, list(self.body.inputs)
+        count = int(signature.has_n_steps) + sum(signature.input_sizes)
+        outer = signature.split_inputs(range(count))
+        places = signature.of_body_inputs(outer)
+        recurrent = [*outer.initials, *outer.carries]
+        masks = reached_by(inputs, list(self.body.outputs))
+        reach = np.zeros((count, len(masks)), dtype=bool)
+        for i, place in enumerate(places):
+            reach[place] |= np.array([mask >> i & 1 for mask in masks], dtype=bool)
+        for k, place in enumerate(recurrent):  # S. Warshall, "A theorem on Boolean matrices", 1962
+            reach[reach[:, k]] |= reach[place]
+        for k, place in enumerate(recurrent):
+            reach[place, k] = True
+        reach[[place for inp, place in zip(inputs, places, strict=True) if not is_numeric(inp)]] = 0
+        return reach[:, : len(masks) - signature.has_stop]
 
 
 class RandomScan(Scan, RNGConsumerOp):

@@ -22,23 +22,6 @@ from scanlib.ops.graph import depends_on, is_tensor, substitute
 from scanlib.ops.signature import Signature
 
 
-def body_input_shapes(
-    signature: Signature, shapes: Sequence[Sequence | None]
-) -> list[Sequence | None]:
-    """Return the shape of every body input, given those of the loop's inputs."""
-    outer = signature.split_inputs(shapes)
-    return [
-        *(shape[1:] for shape in outer.sequences),
-        *(
-            shape[1:]
-            for shape, taps in zip(outer.initials, signature.taps, strict=True)
-            for _ in taps
-        ),
-        *outer.carries,
-        *outer.non_sequences,
-    ]
-
-
 def stacked_row_shapes(
     signature: Signature,
     body: FrozenFunctionGraph,
@@ -50,10 +33,12 @@ def stacked_row_shapes(
     `inputs` are what the loop is applied to, None for what differs from step to step, and `shapes`
     their shapes.
     """
-    fixed = signature.split_inputs(inputs).non_sequences
+    fixed, outer = signature.split_inputs(inputs).non_sequences, signature.split_inputs(shapes)
     values = [*[None] * (len(body.inputs) - len(fixed)), *fixed]
+    rows, starts = ([shape[1:] for shape in own] for own in (outer.sequences, outer.initials))
+    own = signature.of_body_inputs(outer._replace(sequences=rows, initials=starts))
     outputs = signature.split_body_outputs(body.outputs).outputs
-    return output_row_shapes(body.inputs, outputs, body_input_shapes(signature, shapes), values)
+    return output_row_shapes(body.inputs, outputs, own, values)
 
 
 def output_row_shapes(

@@ -17,6 +17,7 @@ Body order::
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from scanlib.lengths.steps import Rows, Steps
@@ -92,25 +93,12 @@ def _split(flat: Sequence, *sizes: int) -> list[list]:
 class Signature:
     """The shape of a canonical loop's interface.
 
-    Attributes
-    ----------
-    n_sequences : int
-        Inputs read one row per step.
-    taps : tuple of tuple of int
-        For each state the taps its body reads, all negative: ``-k`` is the value `k` steps
-        before the current one (in the order of iteration).
-    untraced : tuple of bool
-        For each state, whether only its last rows are returned.
-    n_carries, n_non_sequences, n_outputs : int
-    has_n_steps : bool
-        Whether the number of steps is an input. Without it, the sequences give it.
-    has_stop : bool
-        Whether the last output of the body ends the loop.
-    reverse : bool
-        Whether the loop walks from the last row to the first.
-    required_steps : int
-        How many steps the loop must take for what is read of it to exist; fewer are an
-        `IndexError`. Set by a rewrite, never by the user.
+    `taps` are those that the body reads of each state, all negative: ``-k`` is the value `k` steps
+    before the current one, in the order of iteration; of `untraced` states only the last rows are
+    returned. Without `has_n_steps` the sequences give the number of steps; with `has_stop` the last
+    output of the body ends the loop; a `reverse` loop walks from the last row to the first. A loop
+    must take the `required_steps` for what is read of it to exist: fewer are an `IndexError`; a
+    rewrite sets it, never the user.
     """
 
     n_sequences: int = 0
@@ -140,28 +128,26 @@ class Signature:
     def n_states(self) -> int:
         return len(self.taps)
 
+    @property
+    def input_sizes(self) -> tuple[int, ...]:
+        """How many inputs a loop has of each role, but for the number of steps."""
+        return self.n_sequences, self.n_states, self.n_carries, self.n_non_sequences
+
     def split_inputs(self, flat: Sequence) -> OuterInputs:
         """Split the flat inputs of a loop."""
-        n_steps, *groups = _split(
-            flat,
-            int(self.has_n_steps),
-            self.n_sequences,
-            self.n_states,
-            self.n_carries,
-            self.n_non_sequences,
-        )
+        n_steps, *groups = _split(flat, int(self.has_n_steps), *self.input_sizes)
         return OuterInputs(n_steps[0] if n_steps else None, *groups)
 
     def join_inputs(self, groups: OuterInputs) -> list:
         """Flatten the inputs of a loop."""
-        n_steps = [groups.n_steps] if self.has_n_steps else []
-        return [
-            *n_steps,
-            *groups.sequences,
-            *groups.initials,
-            *groups.carries,
-            *groups.non_sequences,
-        ]
+        n_steps, *others = groups
+        return [*[n_steps] * self.has_n_steps, *chain(*others)]
+
+    def of_body_inputs(self, groups: OuterInputs) -> list:
+        """Return what belongs to each input of one step, given what belongs to those of a loop."""
+        pairs = zip(groups.initials, self.taps, strict=True)
+        of_taps = [value for value, taps in pairs for _ in taps]
+        return [*groups.sequences, *of_taps, *groups.carries, *groups.non_sequences]
 
     def split_outputs(self, flat: Sequence) -> OuterOutputs:
         """Split the flat outputs of a loop."""
@@ -198,15 +184,7 @@ class Signature:
 
     def describe_input(self, position: int) -> str:
         """Return the role of one flat input, for messages and printing."""
-        sizes = {
-            "n_steps": int(self.has_n_steps),
-            "sequence": self.n_sequences,
-            "initial state": self.n_states,
-            "carry": self.n_carries,
-            "non-sequence": self.n_non_sequences,
-        }
-        for role, size in sizes.items():
-            if position < size:
-                return role if role == "n_steps" else f"{role} {position}"
-            position -= size
-        raise IndexError(position)
+        roles = ("sequence", "initial state", "carry", "non-sequence")
+        pairs = zip(roles, self.input_sizes, strict=True)
+        names = ([f"{role} {i}" for i in range(size)] for role, size in pairs)
+        return self.join_inputs(OuterInputs("n_steps", *names))[position]

@@ -90,10 +90,8 @@ def find_drawn_rows(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variab
     for place, result in enumerate(node.outputs):
         rows = [result]
         if place < signature.n_states:
-            depth, clients = (
-                signature.depths[place],
-                [client for client, _ in fgraph.clients[result]],
-            )
+            depth = signature.depths[place]
+            clients = [client for client, _ in fgraph.clients[result]]
             traces = [k for k in clients if tap_of_view(k, depth, signature.reverse) == 0]
             rows = [client.outputs[0] for client in traces]
         found.update({v: place for v in rows[:1] if _is_valued(fgraph, v)})

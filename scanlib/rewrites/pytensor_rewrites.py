@@ -24,11 +24,10 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.rewriting.math import local_mul_specialize
 
 from scanlib._compat import copy_graph, freeze_graph, thaw_graph
-from scanlib.ops.graph import applies
+from scanlib.ops.graph import applies, taken_apart
 from scanlib.ops.logaddexp import write_stable_logs
 from scanlib.ops.loop import Loop
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.ops.recursion import taken_apart
 from scanlib.ops.scan import Scan
 
 MANY = 60  # terms

@@ -133,12 +133,12 @@ def test_rewrites_of_nodes(lenient):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_adoption(lenient, monkeypatch):
     """A loop whose adoption fails stays PyTensor's; the others are adopted."""
-    adopted = adopt.adopt_node
+    adopted = adopt.Adoption
 
     def fail_for_one(fgraph, node, *args):
         return fail() if node.op.name == "bad" else adopted(fgraph, node, *args)
 
-    monkeypatch.setattr(adopt, "adopt_node", fail_for_one)
+    monkeypatch.setattr(adopt, "Adoption", fail_for_one)
     x = pt.dvector("x")
     outputs = [smoothed(x, name, pytensor.scan) for name in ("bad", "good")]
     with scanlib.enabled():

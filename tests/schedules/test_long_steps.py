@@ -12,8 +12,8 @@ from pytensor.graph.fg import FunctionGraph
 import scanlib
 from scanlib.kernels.language import If
 from scanlib.ops.errors import InitialRowsError
+from scanlib.ops.graph import MOST_TERMS, taken_apart
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.recursion import MOST_TERMS, taken_apart
 from scanlib.rewrites.pytensor_rewrites import MOST_AT_ONCE, flatten_long_sums
 from scanlib.schedules.array_loops import graph_program
 from scanlib.schedules.selection import schedule

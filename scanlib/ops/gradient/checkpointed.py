@@ -35,8 +35,8 @@ from pytensor.tensor.type import TensorType
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history, total_of
-from scanlib.ops.gradient.pullback import finish, is_null, reachable
-from scanlib.ops.gradient.step_pullback import as_dtype, is_connected, is_usable
+from scanlib.ops.gradient.pullback import finish, reachable
+from scanlib.ops.gradient.step_pullback import as_dtype, is_connected, is_null, is_usable
 from scanlib.ops.graph import (
     Variables,
     is_differentiable,

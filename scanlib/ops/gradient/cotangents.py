@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import numpy as np
-from pytensor.gradient import DisconnectedType, NullType
 from pytensor.graph.basic import Constant, Variable
-from pytensor.scalar.basic import Add, Second
-from pytensor.tensor.basic import Alloc
-from pytensor.tensor.elemwise import DimShuffle
+from pytensor.scalar.basic import Add
+from pytensor.tensor.basic import get_underlying_scalar_constant_value
+from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.subtensor import IncSubtensor
 
 from scanlib.lengths.numbers import constant_index, indices_of
-from scanlib.ops.graph import applies
-from scanlib.ops.recursion import taken_apart
+from scanlib.ops.gradient.step_pullback import is_connected, is_null
+from scanlib.ops.graph import applies, taken_apart
 
 
 @dataclass
@@ -68,16 +69,9 @@ def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCota
 
 def total_of(parts: Sequence[Variable | None]) -> Variable | None:
     """Return the sum of cotangents, the undefined one if there is any, None if there is none."""
-    present = [
-        part for part in parts if part is not None and not isinstance(part.type, DisconnectedType)
-    ]
-    undefined = [part for part in present if isinstance(part.type, NullType)]
-    if undefined or not present:
-        return undefined[0] if undefined else None
-    total = present[0]
-    for part in present[1:]:
-        total = total + part
-    return total
+    present = [part for part in parts if part is not None and is_connected(part)]
+    undefined = next(filter(is_null, present), None)
+    return undefined if undefined is not None or not present else reduce(add, present)
 
 
 def terms_of(variable: Variable) -> list[Variable]:
@@ -116,17 +110,7 @@ def is_zeros(variable: Variable) -> bool:
     if isinstance(variable, Constant):
         data = np.asarray(variable.data)
         return data.size > 0 and not data.any()
-    node = variable.owner
-    if node is None:
+    try:
+        return not np.any(get_underlying_scalar_constant_value(variable))
+    except NotScalarConstantError:
         return False
-    if applies(node, Second):
-        return _is_zeros_value(node.inputs[1])
-    if isinstance(node.op, Alloc):
-        return _is_zeros_value(node.inputs[0])
-    return False
-
-
-def _is_zeros_value(variable: Variable) -> bool:
-    while variable.owner is not None and isinstance(variable.owner.op, DimShuffle):
-        variable = variable.owner.inputs[0]
-    return isinstance(variable, Constant) and not np.asarray(variable.data).any()

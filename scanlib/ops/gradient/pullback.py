@@ -11,12 +11,10 @@ from typing import Any
 import pytensor.gradient as pg
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
-from pytensor.gradient import NullType
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.type import TensorType
 
-from scanlib.ops.connection import connection_pattern
 from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history, total_of
 from scanlib.ops.gradient.forward import ForwardValues, drawn_values
 from scanlib.ops.gradient.step_pullback import (
@@ -24,6 +22,7 @@ from scanlib.ops.gradient.step_pullback import (
     as_dtype,
     cotangent_type,
     is_connected,
+    is_null,
     is_usable,
 )
 from scanlib.ops.graph import Variables, conform, is_differentiable, is_tensor, row_type, zeros_like
@@ -143,7 +142,7 @@ class _Backward:
     def gradient_of(self, inner: Variable | None) -> Variable | None:
         """Return what one step owes to a body input, None if nothing."""
         value = self.step.results.get(inner) if inner is not None else None
-        return None if value is None or isinstance(value.type, NullType) else value
+        return None if value is None or is_null(value) else value
 
     # What enters from outside and from later steps
 
@@ -303,7 +302,7 @@ class _Backward:
         own += [null(part.inner) for part in loop.non_sequences]
         return [
             next((v for v, reaches in zip(spread, row, strict=True) if reaches and v), value)
-            for value, row in zip(own, connection_pattern(op), strict=True)
+            for value, row in zip(own, op.connection_pattern(), strict=True)
         ]
 
     def of_sequence(self, part: SequencePart) -> Variable | None:
@@ -328,7 +327,7 @@ class _Backward:
             return entering.initial
         if not forward.loop.reverse:
             rows = rows[::-1]
-        owed = rows[0] if len(rows) == 1 else pt.concatenate(rows)
+        owed = pt.concatenate(rows)
         if forward.truncated:
             # a_j belongs to the row j steps before the first walked one.
             shift = pt.minimum(forward.length() - forward.walked(), state.depth)
@@ -338,11 +337,6 @@ class _Backward:
             else:
                 owed = pt.concatenate([zeros[:shift], owed[: state.depth - shift]])
         return owed if entering.initial is None else entering.initial + owed
-
-
-def is_null(variable: Variable) -> bool:
-    """Whether a cotangent is undefined."""
-    return isinstance(variable.type, NullType)
 
 
 def finish(
@@ -364,5 +358,5 @@ def reachable(op: Scan, given: Variables) -> list[bool]:
     connected = [is_connected(g) for g in given]
     return [
         any(reaches and live for reaches, live in zip(row, connected, strict=True))
-        for row in connection_pattern(op)
+        for row in op.connection_pattern()
     ]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
 import pytensor.gradient as pg
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
@@ -12,7 +9,6 @@ from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.random.type import RandomType
 
-from scanlib.ops.connection import connection_pattern
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.gradient.step_pullback import (
     as_dtype,
@@ -39,85 +35,67 @@ def pushforward(
     op: Scan, inputs: Variables, outputs: Variables, tangents: Variables
 ) -> list[Variable]:
     """Return the tangents of a loop's outputs; see `pytensor.graph.op.Op.pushforward`."""
-    return _Forward(op, Loop.from_op(op, list(inputs)), list(tangents)).tangents()
+    return pushforward_at(op, inputs, None, tangents)
 
 
 def pushforward_at(
-    op: Scan, inputs: Sequence[Variable], results: Results, tangents: Sequence[Variable]
+    op: Scan, inputs: Variables, results: Results | None, tangents: Variables
 ) -> list[Variable]:
-    """Return the tangents of a loop's outputs, reading the values of its states in `results`."""
-    loop = Loop.from_op(op, list(inputs))
-    return _Forward(op, loop, list(tangents), known=results.histories).tangents()
+    """Return the tangents of a loop's outputs: those of a loop over pairs, or with `results`, where
+    the values of its states are read, of one over tangents alone."""
+    loop, given = Loop.from_op(op, list(inputs)), op.signature.split_inputs(tangents)
+    # Each body variable with the one that carries its tangent.
+    pairs = _add_inputs(loop, given)
+    computed = dict(zip(loop.parts, loop.body_outputs(), strict=False))
+    starts = dict(zip(loop.recurrent, [*given.initials, *given.carries], strict=True))
+    moved: dict[Part, Part] = {}
+    for own in _live_parts(op, loop, tangents):
+        taps = {offset: own.type() for offset in own.taps}
+        pairs += zip(own.taps.values(), taps.values(), strict=True)
+        moved[own] = _tangent_of(own, starts[own], taps)
+    moved |= {out: Output(out.value) for out in loop.outputs if is_differentiable(out.value)}
+    found = step_tangents([computed[part] for part in moved], pairs)
+    for part, tangent in zip(moved.values(), found, strict=True):
+        value = conform(tangent, part.type)
+        if isinstance(part, Output):
+            part.value = value
+        else:
+            part.next = value
+    if results is not None:
+        loop.sequences += loop.rows_of_taps(results.histories)
+        loop.states = []
+    loop.states += [part for part in moved.values() if isinstance(part, State)]
+    loop.carries += [part for part in moved.values() if isinstance(part, Carry)]
+    loop.outputs += [part for part in moved.values() if isinstance(part, Output)]
+    made = loop.results()
+    return [made[moved[part]] if part in moved else pg.disconnected_type() for part in computed]
 
 
-@dataclass
-class _Forward:
-    """The loop over pairs, while it is put together.
+def _add_inputs(loop: Loop, given: OuterInputs) -> list[tuple[Variable, Variable]]:
+    """Add the tangents of sequences and non-sequences to a loop; return pairs of a step."""
+    pairs = []
+    for part, tangent in zip(list(loop.sequences), given.sequences, strict=True):
+        if is_connected(tangent) and is_differentiable(part.row):
+            tangent = as_dtype(tangent, part.outer)
+            loop.sequences.append(SequencePart(tangent, row_type(tangent)()))
+            pairs.append((part.row, loop.sequences[-1].row))
+    for whole, tangent in zip(list(loop.non_sequences), given.non_sequences, strict=True):
+        if _moves(whole.inner, tangent):
+            tangent = as_dtype(tangent, whole.outer)
+            inner = cotangent_type(whole.inner, tangent)()
+            loop.non_sequences.append(NonSequence(conform(tangent, inner.type), inner))
+            pairs.append((whole.inner, inner))
+    return pairs
 
-    `pairs` holds each body variable with the one that carries its tangent. With `known`, the
-    histories of the states, the loop is one over tangents alone.
-    """
 
-    op: Scan
-    loop: Loop
-    given: list[Variable]
-    pairs: list[tuple[Variable, Variable]] = field(default_factory=list)
-    known: list[Variable] | None = None
-
-    def tangents(self) -> list[Variable]:
-        loop, given = self.loop, self.op.signature.split_inputs(self.given)
-        self.add_inputs(given)
-        computed = dict(zip(loop.parts, loop.body_outputs(), strict=False))
-        starts = dict(zip(loop.recurrent, [*given.initials, *given.carries], strict=True))
-        moved: dict[Part, Part] = {
-            part: self.tangent_of(part, starts[part])
-            for part in _live_parts(self.op, loop, self.given)
-        }
-        moved |= {out: Output(out.value) for out in loop.outputs if is_differentiable(out.value)}
-        tangents = step_tangents([computed[part] for part in moved], self.pairs)
-        for part, tangent in zip(moved.values(), tangents, strict=True):
-            value = conform(tangent, part.type)
-            if isinstance(part, Output):
-                part.value = value
-            else:
-                part.next = value
-        if self.known is not None:
-            loop.sequences += loop.rows_of_taps(self.known)
-            loop.states = []
-        loop.states += [part for part in moved.values() if isinstance(part, State)]
-        loop.carries += [part for part in moved.values() if isinstance(part, Carry)]
-        loop.outputs += [part for part in moved.values() if isinstance(part, Output)]
-        results = loop.results()
-        return [
-            results[moved[part]] if part in moved else pg.disconnected_type() for part in computed
-        ]
-
-    def add_inputs(self, given: OuterInputs) -> None:
-        """Add the tangents of sequences and non-sequences."""
-        for part, tangent in zip(list(self.loop.sequences), given.sequences, strict=True):
-            if is_connected(tangent) and is_differentiable(part.row):
-                tangent = as_dtype(tangent, part.outer)
-                row = row_type(tangent)()
-                self.loop.sequences.append(SequencePart(tangent, row))
-                self.pairs.append((part.row, row))
-        for whole, tangent in zip(list(self.loop.non_sequences), given.non_sequences, strict=True):
-            if _moves(whole.inner, tangent):
-                tangent = as_dtype(tangent, whole.outer)
-                inner = cotangent_type(whole.inner, tangent)()
-                tangent = conform(tangent, inner.type)
-                self.loop.non_sequences.append(NonSequence(tangent, inner))
-                self.pairs.append((whole.inner, inner))
-
-    def tangent_of(self, part: State | Carry, tangent: Variable) -> State | Carry:
-        """Return the state or carry of a tangent, whose next value is not known yet."""
-        taps = {offset: part.type() for offset in part.taps}
-        self.pairs += zip(part.taps.values(), taps.values(), strict=True)
-        start = pt.zeros_like(part.initial)
-        if is_connected(tangent):
-            start = as_dtype(tangent, part.initial)
-        if isinstance(part, State):
-            return State(start, taps, part.next)
-        return Carry(conform(start, part.type), taps[-1], part.next)
+def _tangent_of(part: State | Carry, tangent: Variable, taps: dict[int, Variable]) -> State | Carry:
+    """Return the state or carry of a tangent, whose next value is not known yet."""
+    start = pt.zeros_like(part.initial)
+    if is_connected(tangent):
+        start = as_dtype(tangent, part.initial)
+    if isinstance(part, State):
+        return State(start, taps, part.next)
+    return Carry(conform(start, part.type), taps[-1], part.next)
 
 
 def _moves(value: Variable, tangent: Variable) -> bool:
@@ -127,11 +105,11 @@ def _moves(value: Variable, tangent: Variable) -> bool:
     return is_differentiable(value) or not is_zeros(tangent)
 
 
-def _live_parts(op: Scan, loop: Loop, given: list[Variable]) -> list[State | Carry]:
+def _live_parts(op: Scan, loop: Loop, given: Variables) -> list[State | Carry]:
     """Return the states and carries that some connected tangent reaches."""
     rows = [
         row
-        for tangent, row in zip(given, connection_pattern(op), strict=True)
+        for tangent, row in zip(given, op.connection_pattern(), strict=True)
         if is_connected(tangent)
     ]
     reached = [any(column) for column in zip(*rows, strict=True)]

@@ -16,10 +16,17 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import toposort
 
 from scanlib._compat import IfElse
-from scanlib.ops.connection import reached_by
-from scanlib.ops.graph import conform, is_differentiable, is_tensor, merge_equal, substitute
+from scanlib.ops.graph import (
+    applies,
+    conform,
+    is_differentiable,
+    is_tensor,
+    merge_equal,
+    reached_by,
+    room_for_calls,
+    substitute,
+)
 from scanlib.ops.loop import Loop, Output, Part, State
-from scanlib.ops.recursion import room_for_calls
 
 
 def is_connected(variable: Variable) -> bool:
@@ -27,9 +34,14 @@ def is_connected(variable: Variable) -> bool:
     return not isinstance(variable.type, DisconnectedType)
 
 
+def is_null(cotangent: Variable) -> bool:
+    """Whether a cotangent is undefined."""
+    return isinstance(cotangent.type, NullType)
+
+
 def is_usable(cotangent: Variable) -> bool:
     """Whether a cotangent is connected and defined."""
-    return is_connected(cotangent) and not isinstance(cotangent.type, NullType)
+    return is_connected(cotangent) and not is_null(cotangent)
 
 
 def as_dtype(cotangent: Variable, like: Variable) -> Variable:
@@ -46,6 +58,9 @@ def cotangent_type(value: Variable, cotangent: Variable) -> Any:
     if is_differentiable(value):
         return value.type
     return pt.TensorType(cotangent.type.dtype, shape=value.type.shape)
+
+
+_EXTREMES = (ps.ScalarMaximum, ps.ScalarMinimum)
 
 
 @dataclass
@@ -119,7 +134,7 @@ class StepPullback:
 
     def values(self) -> list[Variable]:
         """Return the cotangents that are defined."""
-        return [value for value in self.results.values() if not isinstance(value.type, NullType)]
+        return [value for value in self.results.values() if not is_null(value)]
 
     def read_stored_results(self) -> None:
         """Read next states and outputs where the forward loop stored them.
@@ -134,13 +149,14 @@ class StepPullback:
             for part, value in self.computed.items()
             if value.owner is not None and self.is_stored(part)
         ]
-        keys = [key for key, value in self.results.items() if not isinstance(value.type, NullType)]
+        keys = [key for key, value in self.results.items() if not is_null(value)]
         values = [self.results[key] for key in keys]
         # A derivative often builds an expression of the step anew (that of tanh holds a tanh).
         merged = merge_equal([*values, *(value for value, _ in candidates)])
         replacements: dict[Variable, Variable] = {}
         for value, (_, part) in zip(merged[len(values) :], candidates, strict=True):
-            if value not in replacements and value.owner is not None and not _is_extreme(value):
+            node = value.owner
+            if value not in replacements and node is not None and not applies(node, _EXTREMES):
                 replacements[value] = placeholder = value.type()
                 self.stored[placeholder] = part
         values = substitute(merged[: len(values)], replacements)
@@ -176,11 +192,6 @@ def with_single_choices(
         for i, out in enumerate(node.outputs):
             singles[out] = choose(condition, branches[i], branches[count + i])
     return substitute(values, singles), {single: out for out, single in singles.items()}
-
-
-def _is_extreme(value: Variable) -> bool:
-    op = getattr(value.owner.op, "scalar_op", None)
-    return isinstance(op, ps.ScalarMaximum | ps.ScalarMinimum)
 
 
 def loose_type(value: Variable) -> Any:

@@ -96,27 +96,20 @@ class ChannelPlan:
     ) -> None:
         self.layout = layout
         self.inner = inner
-        count = signature.n_sequences + signature.n_states
-        count += signature.n_carries + signature.n_non_sequences + int(signature.has_n_steps)
+        count = int(signature.has_n_steps) + sum(signature.input_sizes)
         self.outer = signature.split_inputs([f"x{k}" for k in range(count)])
-        self.levels = self._levels(result)
+        taps = [tap for own in inner.taps for tap in own]
+        variables = [*inner.rows, *taps, *inner.carries, *inner.non_sequences]
+        levels = map(depth_of, layout.of_body_inputs(signature))
+        self.levels = self._levels(dict(zip(variables, levels, strict=True)), result)
         self.targets = list(self._targets(result))
         for target in self.targets:
             axes = [depth_of(target.axes), *(axis + 1 for axis in target.reduced)]
             target.inner = max(self.levels.get(target.value, 0), *axes)
             target.level = len(target.kept) if target.collected else target.inner
 
-    def _levels(self, result: BodyOutputs) -> dict[Variable, int]:
-        layout, inner = self.layout, self.inner
-        levels: dict[Variable, int] = {}
-        for variables, axes in (
-            (inner.rows, layout.sequences),
-            (inner.carries, layout.carries),
-            (inner.non_sequences, layout.non_sequences),
-        ):
-            levels.update(zip(variables, map(depth_of, axes), strict=True))
-        for taps, own in zip(inner.taps, layout.states, strict=True):
-            levels.update({tap: depth_of(own) for tap in taps})
+    @staticmethod
+    def _levels(levels: dict[Variable, int], result: BodyOutputs) -> dict[Variable, int]:
         stop = [] if result.stop is None else [result.stop]
         values = [*result.states, *result.carries, *result.outputs, *stop]
         for node in toposort(values):

@@ -31,25 +31,17 @@ from scanlib.ops.execution import LoopOp
 from scanlib.ops.frozen_body import FlatGraph, HasFrozenBody
 from scanlib.ops.lowered.channel_plan import ChannelPlan
 from scanlib.ops.scan import Scan
+from scanlib.ops.signature import OuterInputs, Signature
 
 Axes = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which axis of the channels each axis of a row is.
+    """Which axis of the channels each axis of a row is, of `ndim` axes; None if it has length one.
 
-    Attributes
-    ----------
-    ndim : int
-        How many axes the channels have.
-    sequences, states, carries, non_sequences, outputs : tuple of Axes
-        For every part, and every axis of its rows, the axis of the channels that it runs along;
-        None for an axis of length one. A part that lacks an axis is broadcast along it.
-    sums : tuple of bool
-        For carries, whether the body gives what a step adds to it instead of its next value.
-    carry_reductions, output_reductions : tuple of tuple of int
-        For carries that are sums, and for outputs, the channels' axes that are summed over.
+    A part that lacks an axis is broadcast along it. Of carries that are `sums` the body gives what
+    a step adds, not the next value; they, and outputs, may be sums over axes of the channels.
     """
 
     ndim: int
@@ -61,6 +53,11 @@ class Layout:
     sums: tuple[bool, ...]
     carry_reductions: tuple[tuple[int, ...], ...]
     output_reductions: tuple[tuple[int, ...], ...]
+
+    def of_body_inputs(self, signature: Signature) -> list[Axes]:
+        """Return the channels' axes of the inputs of one step."""
+        groups = self.sequences, self.states, self.carries, self.non_sequences
+        return signature.of_body_inputs(OuterInputs(None, *map(list, groups)))
 
 
 @dataclass(frozen=True)
@@ -77,24 +74,14 @@ class Term:
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Parts of a loop that belong to one recurrence family.
+    """Parts of a loop that depend on one another and belong to one recurrence family.
 
-    Attributes
-    ----------
-    family : str
-        The name of the family: its functions are closed under composition.
-    parts : tuple of int
-        The states and carries that depend on one another: states count first.
-    elements : FrozenFunctionGraph
-        From the body's inputs to the numbers that select a function of the family at each step.
-        They do not depend on the recurrent parts.
-    terms : tuple of tuple of Term
-        For the affine family: the terms of each part's next value. For families of one state:
-        its one term, with the element that acts on the state directly.
-    constants : tuple of (int or None)
-        For the affine family: the element that stands alone in each part's next value, None
-        where there is none. For other families: their further elements, in the order in which
-        the family's module writes them.
+    Functions of a family are closed under composition. The `elements`, a graph from the body's
+    inputs that does not read the recurrent parts, select one at each step. `terms` are those of
+    each part's next value in the affine family; in families of one state its one term, with the
+    element that acts on the state directly. `constants` are the elements that stand alone in each
+    part's next value, None where there is none; in other families the further elements, in the
+    order in which the family's module writes them.
     """
 
     family: str
@@ -113,19 +100,10 @@ class Recurrence:
 class ElemwiseScan(HasFrozenBody, LoopOp, PrintedOp):
     """An elementwise loop, lowered from a `Scan` of the same inputs and outputs.
 
-    Parameters
-    ----------
-    scan : Scan
-        The loop in canonical form. It answers for shapes and lengths.
-    body : FrozenFunctionGraph
-        One step of one channel: a graph of scalars in the order of `scan.signature`.
-    layout : Layout
-        How rows are laid over the channels.
-    recurrences : tuple of Recurrence, optional
-        What is known about the recurrent parts, in an order in which each one's elements depend
-        on earlier ones only. Empty if some part is of no family.
-    notes : tuple of str, optional
-        For each state and carry, what the analysis found: a family, or what stands in the way.
+    The `scan` answers for shapes and lengths; `body` is one step of one channel, a graph of scalars
+    in the order of its signature. There are no `recurrences` if some part is of no family; each
+    one's elements depend on earlier ones only. `notes` has for each state and carry a family, or
+    what stands in its way.
     """
 
     __props__ = ("scan", "body", "layout", "recurrences")

@@ -83,28 +83,8 @@ class Parts(NamedTuple):
 class LinearOptions:
     """What kind of matrix recurrence a `LinearScan` is; see the module's text.
 
-    Parameters
-    ----------
-    semiring : {"real", "log", "max", "min"}
-    coefficient : {"steps", "fixed"}
-        Whether the matrix has a time axis.
-    side : {"left", "right"}
-        The side of the state on which the matrix stands.
-    vector : bool
-        Whether the state is a vector.
-    reverse : bool
-        Whether time runs from the last row to the first.
-    untraced : bool
-        Whether only the last row is returned.
-    required_steps : int
-        How many steps there must be for what is read to exist; fewer are an `IndexError`.
-    name : str, optional
-        That of the loop, for printing. It does not take part in equality.
-
-    Raises
-    ------
-    ValueError
-        If an option is none of the above.
+    `required_steps` is how many steps there must be for what is read to exist. The name, that of
+    the loop, is for printing. `ValueError` if an option is none of those in the text.
     """
 
     semiring: str = "real"
@@ -136,30 +116,10 @@ class LinearOptions:
 
 
 def history_of(options: LinearOptions, parts: Parts) -> Variable:
-    """Return the history of a recurrence.
+    """Return the history of a recurrence of variables, which get the dtype of the initial state.
 
-    Parameters
-    ----------
-    options : LinearOptions
-    parts : Parts
-        Variables, which get the dtype of the initial state, or None.
-
-    Raises
-    ------
-    ValueError
-        If nothing gives the number of steps.
-    TypeError
-        If the state or the mask have a wrong dtype.
-
-    Examples
-    --------
-    >>> import numpy as np, pytensor, pytensor.tensor as pt
-    >>> from scanlib.ops.lowered.linear_scan import LinearOptions, Parts, history_of
-    >>> A, b, h = pt.dmatrix("A"), pt.dmatrix("b"), pt.dmatrix("h")
-    >>> history = history_of(LinearOptions(coefficient="fixed"), Parts(None, A, b, h))
-    >>> f = pytensor.function([A, b, h], history)
-    >>> print(f([[0.0, 1.0], [1.0, 1.0]], np.zeros((4, 2)), [[0.0, 1.0]])[:, 0])
-    [0. 1. 1. 2. 3.]
+    `ValueError` if nothing gives the number of steps, `TypeError` if the state or the mask have a
+    wrong dtype.
     """
     dtype, mask = parts.initial.type.dtype, parts.mask
     if np.dtype(dtype).kind not in ("fc" if options.semiring == "real" else "f"):

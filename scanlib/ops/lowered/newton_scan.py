@@ -166,7 +166,8 @@ class NewtonScan(SolvedLoop):
         return NewtonScan(loop.op, self.options).make_node(*loop.inputs)
 
 
-# What the iterations carry behind the states' histories.
+# What the iterations carry behind the states' histories, for each member: whether no more is to be
+# done, or can be; the share of the Jacobian that is kept; the largest residual of the best iterate.
 MEMBERS = ("converged", "lost", "share of the Jacobian", "residual", "its step", "iterations")
 
 

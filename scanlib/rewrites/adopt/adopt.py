@@ -26,6 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import pytensor.tensor as pt
@@ -53,8 +55,6 @@ from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt.adopt_batches import adopt_batches, is_batch
 from scanlib.rewrites.adopt.adopt_buffers import (
     BufferWindow,
-    Slid,
-    flipped,
     initial_rows,
     is_shared,
     last_reads,
@@ -74,20 +74,6 @@ class NotAdoptableError(Exception):
     """Why a loop stays PyTensor's."""
 
 
-def adopt_node(
-    fgraph: FunctionGraph,
-    node: Apply,
-    prepare_body: Callable[[FunctionGraph], None],
-    known: dict[Symbol, int],
-) -> dict[Variable, Variable]:
-    """Return what replaces the outputs of a loop of `pytensor.scan`.
-
-    `prepare_body` may rewrite the graph of one step; `known` is what is known of lengths in the
-    graph. `NotAdoptableError` says why the loop must stay what it is.
-    """
-    return _Adoption(fgraph, node, prepare_body, known).replacements()
-
-
 def loop_name(name: str | None) -> str | None:
     """Return scanlib's name for a loop: PyTensor calls unnamed ones ``scan_fn``."""
     if not name or name == "scan_fn":
@@ -98,8 +84,12 @@ def loop_name(name: str | None) -> str | None:
     return name
 
 
-class _Adoption:
-    """A loop of PyTensor's, taken apart into the parts of a canonical one."""
+class Adoption:
+    """A loop of PyTensor's, taken apart into the parts of a canonical one.
+
+    `prepare_body` may rewrite the graph of one step; `known` is what is known of lengths in the
+    graph. `NotAdoptableError` says why the loop must stay what it is.
+    """
 
     def __init__(
         self,
@@ -127,12 +117,11 @@ class _Adoption:
             truncate_gradient=self.op.truncate_gradient,
             name=loop_name(self.op.name),
         )
-        # For each output of the node, what makes it from the results of the loop's parts.
-        self.outputs: list[Maker] = []
+        # For each output of the node, what makes it from the results of the loop's parts; None
+        # where only its last row is read.
+        self.outputs: list[Maker | None] = []
         # Reads of last rows that are no rows of the results, and what makes them.
         self.last_rows: dict[Variable, Maker] = {}
-        # Outputs of which only the last row is read.
-        self.finals: set[Variable] = set()
         self.replaced: dict[Variable, Variable] = {}
 
     def check_op(self) -> None:
@@ -194,7 +183,7 @@ class _Adoption:
         found = {
             old: make(results)
             for old, make in zip(self.node.outputs, self.outputs, strict=True)
-            if self.fgraph.clients.get(old) and old not in self.finals
+            if self.fgraph.clients.get(old) and make is not None
         }
         return found | {old: make(results) for old, make in self.last_rows.items()}
 
@@ -232,12 +221,9 @@ class _Adoption:
                 self.loop, window, self.results, self.steps, self.rows, self.orient
             )
             self.replaced |= replaced
-            self.outputs.append(self.from_window(window, slid))
-
-    def from_window(self, window: BufferWindow, slid: Slid) -> Maker:
-        return lambda results: whole_buffer(
-            window, slid, results, self.steps, self.rows, self.reverse
-        )
+            self.outputs.append(
+                partial(whole_buffer, window, slid, self.steps, self.rows, self.reverse)
+            )
 
     def add_states(self) -> None:
         op, info = self.op, self.info
@@ -262,20 +248,20 @@ class _Adoption:
                 start = only_row(initial, buffer)
                 carry = Carry(start, variables[0], result, name)
                 self.loop.carries.append(carry)
-                self.finals.add(out)
-                self.outputs.append(_unread)
-                self.add_last_rows(reads, _result_of(carry))
+                self.outputs.append(None)
+                self.add_last_rows(reads, itemgetter(carry))
                 continue
-            rows = flipped(initial) if self.reverse and depth > 1 else initial
+            rows = initial[::-1] if self.reverse and depth > 1 else initial
             state = State(rows, dict(zip(own, variables, strict=True)), result, name=name)
             self.loop.states.append(state)
-            self.outputs.append(self.in_order(state))
-            self.add_last_rows(reads, _last_of(self.outputs[-1]))
+            make = self.in_order(state)
+            self.outputs.append(make)
+            self.add_last_rows(reads, make, -1)
 
-    def add_last_rows(self, reads: dict[Variable, tuple], make: Maker) -> None:
-        """Say what becomes of reads of a last row, given what makes that row."""
+    def add_last_rows(self, reads: dict[Variable, tuple], make: Maker, *row: int) -> None:
+        """Say what becomes of reads of a last row, given what makes it, or what it is a row of."""
         for old, rest in reads.items():
-            self.last_rows[old] = _part_of(make, rest) if rest else make
+            self.last_rows[old] = _part_of(make, (*row, *rest))
 
     def add_outputs(self) -> None:
         sizes = self.op.outer_nitsot(self.node.inputs)
@@ -300,13 +286,11 @@ class _Adoption:
         ):
             carry = Carry(outer, inner, result, _name(outer))
             self.loop.carries.append(carry)
-            self.outputs.append(_result_of(carry))
+            self.outputs.append(itemgetter(carry))
 
     def in_order(self, part: State | Output) -> Maker:
         """Return a stacked result in the order of the steps."""
-        if self.reverse:
-            return lambda results: results[part][::-1]
-        return lambda results: results[part]
+        return _part_of(itemgetter(part), (slice(None, None, -1),) if self.reverse else ())
 
     def padded(self, part: Output, length: LengthForm) -> Maker:
         """Return an output with zeros behind its rows: a truncated gradient's."""
@@ -331,20 +315,8 @@ class _Adoption:
         self.loop.n_steps = pt.cast(given, "int64")
 
 
-def _result_of(part: Carry) -> Maker:
-    return lambda results: results[part]
-
-
-def _last_of(make: Maker) -> Maker:
-    return lambda results: make(results)[-1]
-
-
 def _part_of(make: Maker, index: tuple) -> Maker:
-    return lambda results: make(results)[index]
-
-
-def _unread(results: dict[Part, Variable]) -> Variable:
-    raise AssertionError("only the last row of this output is read")
+    return lambda results: make(results)[index] if index else make(results)
 
 
 def _misfit(what: str) -> str:
@@ -465,7 +437,7 @@ class AdoptLoops(LoopRewrite):
                 with self.attempt(fgraph, node, record.note_failure):
                     Lengths(known=known).learn_from(node.inputs, visited)
                     try:
-                        replacements = adopt_node(fgraph, node, inside, known)
+                        replacements = Adoption(fgraph, node, inside, known).replacements()
                     except NotAdoptableError as error:
                         record.note(node.op, str(error))
                         continue

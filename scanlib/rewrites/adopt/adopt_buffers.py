@@ -80,27 +80,21 @@ def _is_opaque(form: LengthForm) -> bool:
 
 def _head(buffer: Variable, depth: int) -> Variable:
     node = buffer.owner
-    if node is not None and isinstance(node.op, Alloc):
+    if node is not None and isinstance(node.op, Alloc):  # whose length may be unknown
         value, _, *sizes = node.inputs
         if value.type.ndim < buffer.type.ndim or value.type.shape[0] == 1:
             return pt.alloc(value, depth, *sizes)
     return buffer[:depth]
 
 
-def first_row(buffer: Variable) -> Variable:
-    """Return the first row of a buffer."""
-    node = buffer.owner
-    if node is not None and isinstance(node.op, Alloc):
+def only_row(rows: Variable, buffer: Variable) -> Variable:
+    """Return the row that was made into a buffer's only initial row."""
+    row, node = lifted_row(rows), buffer.owner
+    if row is None and node is not None and isinstance(node.op, Alloc):  # zeros are seen so
         value, _, *sizes = node.inputs
         if value.type.ndim < buffer.type.ndim:
             return pt.alloc(value, *sizes) if sizes else value
-    return buffer[0]
-
-
-def only_row(rows: Variable, buffer: Variable) -> Variable:
-    """Return the row that was made into a buffer's only initial row."""
-    row = lifted_row(rows)
-    return first_row(buffer) if row is None else row
+    return buffer[0] if row is None else row
 
 
 def is_shared(rows: Variable) -> bool:
@@ -141,7 +135,7 @@ def placements(variable: Variable, length: LengthForm, rows: Lengths) -> list[Pl
 
 def _turned(placed: Placed, length: LengthForm) -> Placed:
     """Return where rows stand in the reversed array."""
-    value = placed.value if placed.rows == number(1) else flipped(placed.value)
+    value = placed.value if placed.rows == number(1) else placed.value[::-1]
     return Placed(value, length - placed.start - placed.rows, placed.rows)
 
 
@@ -225,15 +219,6 @@ def entering_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths
 def _cut(variable: Variable, start: LengthForm, stop: LengthForm) -> Variable:
     first = None if start.is_zero else start.variable()
     return variable[first : stop.variable()]
-
-
-def flipped(variable: Variable) -> Variable:
-    """Return the rows in the opposite order; what was flipped already is turned back."""
-    node = variable.owner
-    index = slice_of(node) if node is not None and isinstance(node.op, Subtensor) else None
-    if index is None or index.start is not None or index.stop is not None:
-        return variable[::-1]
-    return node.inputs[0] if constant_index(index.step) == -1 else variable[::-1]
 
 
 @dataclass
@@ -368,10 +353,10 @@ def slide(
 def whole_buffer(
     window: BufferWindow,
     slid: Slid,
-    results: dict[Part, Variable],
     steps: LengthForm,
     rows: Lengths,
     reverse: bool,
+    results: dict[Part, Variable],
 ) -> Variable:
     """Return the buffer as PyTensor's loop leaves it, in the order of the steps.
 
@@ -382,7 +367,7 @@ def whole_buffer(
     left = results[slid.leaving]
     parts = [left[::-1] if reverse else left]
     if depth:
-        kept = stack([results[carry] for carry in slid.carries])
+        kept = pt.join(0, *(pt.expand_dims(results[carry], 0) for carry in slid.carries))
         if slid.behind:
             late = kept[slid.enters :] + reduce(add, slid.behind)
             kept = pt.join(0, kept[: slid.enters], late) if slid.enters else late
@@ -390,22 +375,10 @@ def whole_buffer(
     end = steps + depth
     if not rows.agrees(window.buffer, end):
         parts.append(window.buffer[end.variable() :])
-    if len(parts) == 1:
-        return parts[0]
     if not reverse:
         return pt.join(0, *parts)
-    turned = [left if part is parts[0] else _turned_part(part) for part in parts]
-    return pt.join(0, *turned[::-1])[::-1]
-
-
-def _turned_part(part: Variable) -> Variable:
-    return part if part.type.shape[0] == 1 else part[::-1]
-
-
-def stack(rows: list[Variable]) -> Variable:
-    """Return single rows as an array."""
-    lifted = [pt.expand_dims(row, 0) for row in rows]
-    return lifted[0] if len(lifted) == 1 else pt.join(0, *lifted)
+    others = [part if part.type.shape[0] == 1 else part[::-1] for part in parts[1:]]
+    return pt.join(0, *others[::-1], left)[::-1]
 
 
 def last_reads(

@@ -20,8 +20,9 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import IncSubtensor
 from pytensor.tensor.variable import TensorConstant
 
-from scanlib.analysis.linear_forms import NotAffineError, name_of
-from scanlib.analysis.sums import summands
+from scanlib.analysis.linear_forms import NotAffineError
+from scanlib.analysis.scalar_body import summands
+from scanlib.analysis.scalar_values import describe
 from scanlib.ops.graph import Readers, applies, is_tensor, readers_of, substitute
 from scanlib.ops.logaddexp import stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, State
@@ -124,7 +125,7 @@ class BodySizes:
         self.learn([variable])
         shape = [size for size in self.known[variable] if size is not None]
         if len(shape) < variable.type.ndim:
-            raise NotAffineError(f"{name_of(variable)} has a shape that a step computes")
+            raise NotAffineError(f"{describe(variable)} has a shape that a step computes")
         return shape
 
     def learn(self, variables: Sequence[Variable]) -> None:

@@ -56,9 +56,16 @@ from scanlib.analysis.linear_forms import (
     of_one_state,
 )
 from scanlib.lengths.numbers import constant_integer
-from scanlib.ops.connection import reached_by
 from scanlib.ops.errors import InitialRowsError
-from scanlib.ops.graph import applies, core_op, depends_on, is_tensor, readers_of, substitute
+from scanlib.ops.graph import (
+    applies,
+    core_op,
+    depends_on,
+    is_tensor,
+    reached_by,
+    readers_of,
+    substitute,
+)
 from scanlib.ops.loop import Carry, Loop, Part, State
 from scanlib.ops.small_arrays import works_on_numbers
 from scanlib.rewrites.lower.canonical_loop import (
@@ -321,7 +328,7 @@ class Pieces:
         if self.batch:
             lead = tuple(flat[0].shape)[: self.batch]
             flat = [pt.broadcast_to(row, (*lead, row.shape[-1])) for row in flat]
-        return flat[0] if len(flat) == 1 else pt.concatenate(flat, axis=-1)
+        return pt.concatenate(flat, axis=-1)
 
     def _flat(self, row: Variable) -> Variable:
         core = row.type.ndim - self.batch
@@ -362,6 +369,7 @@ class _Search:
         self.shift_of = dict(zip(shifts, made, strict=True))
         self.sums, carries = split_sums(loop)
         self.slots = slots_of([*loop.states, *carries])
+        self.rows = {sequence.row for sequence in loop.sequences}
 
     def result(self) -> tuple[Loop, Roles]:
         """Return the loop and the roles of its parts."""
@@ -432,10 +440,6 @@ class _Search:
         return Roles(self.slots, recurrence, self.sums, shift, mask, pieces)
 
     # What matrices of all steps cost
-
-    @cached_property
-    def rows(self) -> set[Variable]:
-        return {sequence.row for sequence in self.loop.sequences}
 
     def differs(self, variable: Variable) -> bool:
         """Whether a variable differs from step to step."""
@@ -547,8 +551,7 @@ class _Search:
             lead = tuple(self.sizes(self.slots[0].value))[:batch]
             made = [pt.broadcast_to(b, (*lead, *tuple(b.shape)[batch:])) for b in made]
         rows = [made[j * count : (j + 1) * count] for j in range(count)]
-        joined = [row[0] if count == 1 else pt.concatenate(row, axis=-1) for row in rows]
-        return joined[0] if count == 1 else pt.concatenate(joined, axis=-2)
+        return pt.concatenate([pt.concatenate(row, axis=-1) for row in rows], axis=-2)
 
     def mask(self, batch: int) -> Variable | None:
         """Return where the joined matrix has items, with the batch left out."""
@@ -574,7 +577,7 @@ class _Search:
             if value.type.ndim != batch + 1:
                 value = value.reshape((*sizes[:batch], self.forms.size(k, batch)))
             flat.append(value)
-        return flat[0] if len(flat) == 1 else pt.concatenate(flat, axis=-1)
+        return pt.concatenate(flat, axis=-1)
 
 
 def check_maps(loop: Loop, parts: Roles) -> None:

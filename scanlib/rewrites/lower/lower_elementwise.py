@@ -11,8 +11,6 @@ else reads the trace, the history need not be stored at all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
@@ -28,6 +26,7 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import Subtensor
 
+from scanlib._compat import freeze_graph
 from scanlib.analysis.recognition import analyse
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.lengths.arrays import Lengths
@@ -143,7 +142,9 @@ def lower_elementwise(loop: Loop, may_round: bool = True) -> Apply:
     made = loop.apply().node
     rounded = {r.family for r in analysis.recurrences} - {"maximum", "minimum"}
     found = () if rounded and not may_round else analysis.recurrences
-    op = ElemwiseScan(made.op, scalar.freeze(), scalar.layout, found, analysis.notes)
+    op = ElemwiseScan(
+        made.op, freeze_graph(scalar.inputs, scalar.outputs), scalar.layout, found, analysis.notes
+    )
     return op.make_node(*made.inputs)
 
 
@@ -196,12 +197,8 @@ def _specialize(body: FunctionGraph) -> None:
     run_query(_SPECIALIZED, body)
 
 
-_specialized = BodyRewrite(_specialize)
-
-
-def specialize_body(loop: Loop) -> None:
-    """Run PyTensor's rewrites on the body, but for fusion and in-place ones."""
-    _specialized(loop)
+# PyTensor's rewrites of a body, but for fusion and in-place ones.
+specialize_body = BodyRewrite(_specialize)
 
 
 def absorb_producers(fgraph: FunctionGraph, node: Apply) -> Loop:
@@ -242,24 +239,23 @@ def _absorb(
     producer = part.outer.owner
     if producer is None or len(producer.outputs) != 1:
         return None
-    if isinstance(producer.op, Alloc):
-        return _absorb_constant(loop, part, producer, replaced)
-    if not isinstance(producer.op, Elemwise):
-        return None
-    if all(inp.type.broadcastable[0] for inp in producer.inputs):
+    given, fills = producer.inputs, isinstance(producer.op, Alloc)
+    if fills:  # one number everywhere
+        given = given[:1]
+        if part.row.type.ndim or len(loop.sequences) == 1 or not all(given[0].type.broadcastable):
+            return None
+    elif not isinstance(producer.op, Elemwise) or all(x.type.broadcastable[0] for x in given):
         return None
     rows: list[Variable] = []
     sequences: list[Sequence] = []
     non_sequences: list[NonSequence] = []
-    for inp in producer.inputs:
-        row = None if inp is part.outer else _row_of(loop, inp, sequences, non_sequences)
+    for inp in given:
+        row = _row_of(loop, inp, sequences, non_sequences)
         if row is None:
             sequences.append(Sequence(inp, row_type(inp)()))
             row = sequences[-1].row
         rows.append(row)
-    value = producer.op(*rows)
-    if value.type.dtype != part.row.type.dtype or value.type.ndim != part.row.type.ndim:
-        return None
+    value = rows[0] if fills else producer.op(*rows)
     if not part.row.type.is_super(value.type):
         return None
     loop.sequences = [other for other in loop.sequences if other is not part] + sequences
@@ -283,31 +279,11 @@ def _row_of(
             return part.row
     if isinstance(variable, Constant) and variable.data.size == 1:
         return pt.constant(variable.data.reshape((1,) * max(variable.type.ndim - 1, 0)))
-    if not variable.type.broadcastable[0]:
+    if not all(variable.type.broadcastable[:1]):
         return None
-    inner = row_type(variable)()
-    non_sequences.append(NonSequence(variable[0], inner))
-    return inner
-
-
-def _absorb_constant(
-    loop: Loop, part: Sequence, producer: Apply, replaced: dict[Variable, Variable]
-) -> list[Sequence] | None:
-    """Replace a sequence that holds one number everywhere."""
-    value = producer.inputs[0]
-    if part.row.type.ndim or value.type.ndim > 1 or len(loop.sequences) == 1:
-        return None
-    if value.type.ndim and not value.type.broadcastable[0]:
-        return None
-    scalar = value[0] if value.type.ndim else value
-    if isinstance(value, Constant):
-        inner: Variable = pt.constant(value.data.reshape(()), dtype=value.type.dtype)
-    else:
-        inner = scalar.type()
-        loop.non_sequences.append(NonSequence(scalar, inner))
-    loop.sequences = [other for other in loop.sequences if other is not part]
-    replaced[part.row] = inner
-    return []
+    row = variable[0] if variable.type.ndim else variable
+    non_sequences.append(NonSequence(row, row.type()))
+    return non_sequences[-1].inner
 
 
 class SumsIntoLoops(LoopRewrite):
@@ -361,14 +337,13 @@ def _fuse(fgraph: FunctionGraph, node: Apply, totals: list[Apply]) -> dict[Varia
     for total in totals:
         if total not in fgraph.apply_nodes:
             continue
-        rows = _Rows(fgraph, loop, known)
-        row = rows.of(total.inputs[0], total)
-        if row is None or not rows.reads_results:
+        fixed: list[NonSequence] = []
+        row, reads = _row_of_results(fgraph, loop, known, total.inputs[0], total, fixed)
+        if row is None or not reads:
             continue
-        outer = [part.outer for part in rows.non_sequences]
-        if set(ancestors(outer)).intersection(node.outputs):
+        if set(ancestors([part.outer for part in fixed])).intersection(node.outputs):
             continue
-        loop.non_sequences += rows.non_sequences
+        loop.non_sequences += fixed
         dtype = getattr(total.op, "acc_dtype", None) or total.outputs[0].type.dtype
         value = pt.scalar(dtype=dtype)
         step = pt.sum(row, dtype=dtype, acc_dtype=dtype) if row.type.ndim else pt.cast(row, dtype)
@@ -384,33 +359,31 @@ def _fuse(fgraph: FunctionGraph, node: Apply, totals: list[Apply]) -> dict[Varia
     return replacements
 
 
-@dataclass
-class _Rows:
-    """One row of an expression over whole traces, in terms of the body."""
-
-    fgraph: FunctionGraph
-    loop: Loop
-    results: dict[Variable, Part]
-    non_sequences: list[NonSequence] = field(default_factory=list)
-    reads_results: bool = False
-
-    def of(self, variable: Variable, reader: Apply) -> Variable | None:
-        """Return the row of a variable that only `reader` reads, None if it has none."""
-        known = value_of_rows(variable, self.results, self.loop.reverse)
-        if known is not None:
-            self.reads_results = True
-            return known
-        row = _row_of(self.loop, variable, [], self.non_sequences)
-        if row is not None:
-            return row
-        producer = variable.owner
-        if producer is None or not isinstance(producer.op, Elemwise):
-            return None
-        clients = [client for client, _ in self.fgraph.clients[variable]]
-        if len(producer.outputs) > 1 or any(client is not reader for client in clients):
-            return None
-        rows = [self.of(inp, producer) for inp in producer.inputs]
-        if any(row is None for row in rows):
-            return None
-        value = producer.op(*rows)
-        return value if value.type.dtype == variable.type.dtype else None
+def _row_of_results(
+    fgraph: FunctionGraph,
+    loop: Loop,
+    results: dict[Variable, Part],
+    variable: Variable,
+    reader: Apply,
+    non_sequences: list[NonSequence],
+) -> tuple[Variable | None, bool]:
+    """Return the row of an expression over whole traces that only `reader` reads, in terms of the
+    body, and whether it reads results of the loop; None if it has none."""
+    known = value_of_rows(variable, results, loop.reverse)
+    if known is not None:
+        return known, True
+    row, producer = _row_of(loop, variable, [], non_sequences), variable.owner
+    if row is not None or producer is None or not isinstance(producer.op, Elemwise):
+        return row, False
+    clients = [client for client, _ in fgraph.clients[variable]]
+    if len(producer.outputs) > 1 or any(client is not reader for client in clients):
+        return None, False
+    found = [
+        _row_of_results(fgraph, loop, results, inp, producer, non_sequences)
+        for inp in producer.inputs
+    ]
+    if any(row is None for row, _ in found):
+        return None, False
+    value = producer.op(*(row for row, _ in found))
+    is_same = value.type.dtype == variable.type.dtype
+    return (value if is_same else None), any(reads for _, reads in found)

@@ -142,7 +142,7 @@ class LinearLowering:
             if len(slots) > 1:
                 more = part.initial[1:] if reverse else part.initial[:-1]
                 found.insert(len(found) if reverse else 0, more)
-        return found[0] if len(found) == 1 else pt.concatenate(found)
+        return pt.concatenate(found)
 
     def reads_states(self) -> bool:
         """Whether anything but the recurrence reads the states."""
@@ -242,7 +242,8 @@ class LinearLowering:
             required_steps=self.loop.required_steps,
             name=self.loop.name,
         )
-        return options, Parts(None, matrix, self.offset(), None, self.mask(side))
+        offset = None if recurrence.offset is None else self.full_rows(recurrence.offset)
+        return options, Parts(None, matrix, offset, None, self.mask(side))
 
     def mask(self, side: str) -> Variable | None:
         """Return which items the matrix has, as it stands beside the state."""
@@ -256,10 +257,6 @@ class LinearLowering:
     def sizes(self) -> list[Variable]:
         """Return the shape of the state."""
         return list(self.start.shape)[1:]
-
-    def offset(self) -> Variable | None:
-        offset = self.parts.recurrence.offset
-        return None if offset is None else self.full_rows(offset)
 
     def full_rows(self, offset: Variable) -> Variable:
         """Return the values of a body variable at all steps, of the state's shape."""

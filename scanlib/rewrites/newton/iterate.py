@@ -44,6 +44,7 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.type import TensorType
 
+from scanlib.ops.gradient.cotangents import total_of
 from scanlib.ops.gradient.pushforward import step_tangents
 from scanlib.ops.graph import conform, core_op, row_type, substitute
 from scanlib.ops.kept_axes import independent_axes
@@ -249,18 +250,14 @@ class _Moved:
 
     def plus(self, other: _Moved) -> _Moved:
         return _Moved(
-            _sum(self.diagonal, other.diagonal),
+            total_of([self.diagonal, other.diagonal]),
             [*self.products, *other.products],
-            _sum(self.rest, other.rest),
+            total_of([self.rest, other.rest]),
         )
 
 
 def _times(value: Variable | None, factor: Variable) -> Variable | None:
     return None if value is None else value * factor
-
-
-def _sum(one: Variable | None, other: Variable | None) -> Variable | None:
-    return other if one is None else one if other is None else one + other
 
 
 def diagonal_of(tangent: Variable, moved: Variable) -> Variable | None:
@@ -283,10 +280,8 @@ def diagonal_of(tangent: Variable, moved: Variable) -> Variable | None:
             return None
         found[node.outputs[0]] = value
     last = found[tangent]
-    total = _sum(last.diagonal, last.rest)
-    for a, w, b in last.products:
-        total = _sum(total, a * pt.diagonal(w) * b)
-    return total
+    products = [a * pt.diagonal(w) * b for a, w, b in last.products]
+    return total_of([last.diagonal, last.rest, *products])
 
 
 def _step(node: Apply, found: dict[Variable, _Moved], live: set[Variable]) -> _Moved | None:
@@ -315,9 +310,7 @@ def _step(node: Apply, found: dict[Variable, _Moved], live: set[Variable]) -> _M
             return None
         one = pt.ones_like(matrix[:, 0])
         products = [] if before.diagonal is None else [(one, matrix, before.diagonal)]
-        rest: Variable | None = None
-        for a, w, b in before.products:
-            rest = _sum(rest, ((matrix * w.T) @ a) * b)
+        rest = total_of([((matrix * w.T) @ a) * b for a, w, b in before.products])
         return _Moved(None, products, rest)
     return None
 
@@ -386,24 +379,6 @@ def _run_if(failed: Variable, loop: Loop, histories: Sequence[Variable]) -> list
     ]
 
 
-@dataclass
-class _Members:
-    """What the iterations carry for each member.
-
-    Whether no more is to be done (`converged`), or can be (`lost`); the share of the Jacobian that
-    is kept; the largest residual of the best iterate, and its step.
-    """
-
-    converged: Carry
-    lost: Carry
-    kept: Carry
-    residual: Carry
-    step: Carry
-
-    def waits(self) -> Variable:
-        return pt.invert(self.converged.value | self.lost.value)
-
-
 def _iterations(op: NewtonScan, loop: Loop) -> tuple[list[Variable], dict[str, Variable]]:
     """Return the histories that iterations end with, and what they say of members, by `MEMBERS`.
 
@@ -419,47 +394,36 @@ def _iterations(op: NewtonScan, loop: Loop) -> tuple[list[Variable], dict[str, V
         rows = [loop.length(), *list(state.initial.shape)[1:]]
         guesses.append(pt.concatenate([state.initial, pt.broadcast_to(state.initial[-1], rows)]))
     sizes = [guesses[0].shape[axis + 1] for axis in linear.axes]
+    none = pt.zeros(sizes, dtype="bool")
+    initials = [*guesses, none, none, pt.ones(sizes, dtype="float64")]
+    initials += [pt.full(sizes, np.inf, dtype="float64"), pt.zeros(sizes, dtype="int64")]
+    initials.append(pt.constant(0, dtype="int64"))
+    values = [pt.TensorType(v.type.dtype, shape=v.type.shape)() for v in initials]
+    count = len(guesses)
+    nexts = _iterate(linear, op.options, values[:count], values[count:])
+    names = [*(state.name for state in loop.states), *MEMBERS]
     result = Loop(
         n_steps=pt.constant(int(op.options.max_iterations), dtype="int64"),
+        carries=[Carry(*parts) for parts in zip(initials, values, nexts, names, strict=True)],
         non_sequences=[NonSequence(v, inner[v], v.name) for v in outer],
+        stop=pt.all(nexts[count] | nexts[count + 1]),
         name=f"{loop.name or 'loop'}_newton",
     )
-
-    names = iter([*(state.name for state in loop.states), *MEMBERS])
-
-    def carry(initial: Variable) -> Carry:
-        value = pt.TensorType(initial.type.dtype, shape=initial.type.shape)()
-        result.carries.append(Carry(initial, value, value, next(names)))
-        return result.carries[-1]
-
-    histories = [carry(guess) for guess in guesses]
-    members = _Members(
-        converged=carry(pt.zeros(sizes, dtype="bool")),
-        lost=carry(pt.zeros(sizes, dtype="bool")),
-        kept=carry(pt.ones(sizes, dtype="float64")),
-        residual=carry(pt.full(sizes, np.inf, dtype="float64")),
-        step=carry(pt.zeros(sizes, dtype="int64")),
-    )
-    count = carry(pt.constant(0, dtype="int64"))
-    count.next = count.value + 1
-    _iterate(linear, op.options, histories, members)
-    result.stop = pt.all(members.converged.next | members.lost.next)
     carries = result.apply().carries
-    found = dict(zip(MEMBERS, carries[len(histories) :], strict=True))
-    return carries[: len(histories)], found
+    return carries[:count], dict(zip(MEMBERS, carries[count:], strict=True))
 
 
 def _iterate(
-    linear: Linearization, options: Newton, histories: list[Carry], members: _Members
-) -> None:
-    """Write one iteration into the next values of the carries."""
-    old = [part.value for part in histories]
+    linear: Linearization, options: Newton, old: list[Variable], members: list[Variable]
+) -> list[Variable]:
+    """Return what one iteration makes of the histories, and of what it carries (`MEMBERS`)."""
+    converged, lost, kept, residual, step, count = members
     states = linear.loop.states
     share: Variable | None = None
     if options.damping == "adaptive":
-        share = members.kept.value
+        share = kept
     elif not isinstance(options.damping, str) and options.damping:
-        share = pt.full_like(members.kept.value, 1 - options.damping)
+        share = pt.full_like(kept, 1 - options.damping)
     moved, residuals = linear.correction(old, share)
     new = [
         pt.concatenate([rows[: state.depth], rows[state.depth :] + delta])
@@ -479,29 +443,34 @@ def _iterate(
             for delta, rows, state in zip(moved, new, states, strict=True)
         ],
     )
-    waits = members.waits()
-    lengths = _norms(linear, residuals)
+    waits, lengths = pt.invert(converged | lost), _norms(linear, residuals)
     if options.damping == "adaptive":
-        least = pt.le(members.kept.value, LEAST)
+        least = pt.le(kept, LEAST)
         after = _norms(linear, linear.residuals(new))
         better = pt.lt(pt.sum(after**2, axis=0), pt.sum(lengths**2, axis=0))
         good = finite & (small | least | better)
-        grown = pt.minimum(1.0, GROW * members.kept.value)
-        members.kept.next = pt.maximum(pt.switch(good, grown, SHRINK * members.kept.value), LEAST)
-        lost = least & pt.invert(finite)
+        grown = pt.minimum(1.0, GROW * kept)
+        kept = pt.maximum(pt.switch(good, grown, SHRINK * kept), LEAST)
+        fails = least & pt.invert(finite)
     else:
-        good, lost = pt.ones_like(finite), pt.invert(finite)
-    members.lost.next = members.lost.value | (waits & lost)
-    members.converged.next = members.converged.value | (waits & finite & small)
-    for part, rows in zip(histories, new, strict=True):
-        taken = linear.over_row(waits & good, rows.type.ndim - 1)
-        part.next = pt.switch(pt.expand_dims(taken, 0), rows, part.value)
+        good, fails = pt.ones_like(finite), pt.invert(finite)
+    histories = [
+        pt.switch(pt.expand_dims(linear.over_row(waits & good, s.type.ndim), 0), rows, before)
+        for rows, before, s in zip(new, old, states, strict=True)
+    ]
     # A first row of zeros: there may be no steps.
-    rows = pt.concatenate([pt.zeros_like(members.residual.value)[None], lengths])
+    rows = pt.concatenate([pt.zeros_like(residual)[None], lengths])
     largest = pt.max(rows, axis=0)
-    improved = waits & pt.le(largest, members.residual.value)
-    members.residual.next = pt.switch(improved, largest, members.residual.value)
-    members.step.next = pt.switch(improved, pt.argmax(rows, axis=0) - 1, members.step.value)
+    improved = waits & pt.le(largest, residual)
+    return [
+        *histories,
+        converged | (waits & finite & small),
+        lost | (waits & fails),
+        kept,
+        pt.switch(improved, largest, residual),
+        pt.switch(improved, pt.argmax(rows, axis=0) - 1, step),
+        count + 1,
+    ]
 
 
 def _typed(number: float, like: Variable) -> Variable:

@@ -193,9 +193,9 @@ class OverTime:
             return [_solve(op, *values)]
         if isinstance(op, Reshape) and varies == [True, False]:
             return [_reshape(node, *values)]
-        if isinstance(op, SortOp | ArgSortOp) and sorted_axis(node) is not None:
+        if isinstance(op, SortOp | ArgSortOp) and (axis := sorted_axis(node)) is not None:
             order = pt.sort if isinstance(op, SortOp) else pt.argsort
-            return [order(values[0], axis=sorted_axis(node) + 1, kind=op.kind)]
+            return [order(values[0], axis=axis + 1, kind=op.kind)]
         if LOG_SUM_EXP is not None and isinstance(op, LOG_SUM_EXP):
             return [pt.logsumexp(values[0], axis=[axis + 1 for axis in op.axis])]
         made = vectorize_rule(node.op, node, *values)

@@ -22,7 +22,6 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from scanlib.lengths.numbers import constant_index, indices_of
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.graph import writes_of
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 
 
@@ -44,7 +43,6 @@ def join_written_rows(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
         return None
     joined = _behind_zeros(node)
     joined = _joined(node) if joined is None else joined
-    joined = _stacked(node) if joined is None else joined
     fits = joined is not None and node.outputs[0].type.is_super(joined.type)
     return [joined] if fits else None
 
@@ -98,7 +96,7 @@ def _joined(node: Apply) -> Variable | None:
         axis = place[0]
         slices.append(place[1])
         current = current.owner.inputs[0]
-    if axis is None or len(slices) < 2 or not is_zeros(current):
+    if axis is None or not is_zeros(current):
         return None
     values = _in_order(slices)
     if values is None or any(value.type.dtype != out.type.dtype for value in values):
@@ -111,39 +109,25 @@ def _joined(node: Apply) -> Variable | None:
     return pt.join(axis, *values)
 
 
-def _stacked(node: Apply) -> Variable | None:
-    """Return the stack of what is written at all places of an axis, at each once."""
-    (base, writes), out = writes_of(node.outputs[0]), node.outputs[0].type
-    axis = len(node.op.idx_list) - 1
-    size, whole = out.shape[axis], (slice(None),) * axis
-    has_places = size == len(writes) and all(place for _, place in writes)
-    if not has_places or out.ndim == 1 or not is_zeros(base):
-        return None
-    kind = (out.dtype, out.broadcastable[:axis] + out.broadcastable[axis + 1 :])
-    found = dict[int, Variable]()
-    for write, place in writes:
-        value = write.inputs[1]
-        same = (value.type.dtype, value.type.broadcastable) == kind
-        if not same or place[:-1] != whole or not isinstance(place[-1], int):
-            return None
-        found[place[-1] % size] = value
-    if len(found) != size:
-        return None
-    values = [found[place] for place in range(size)]
-    return pt.stack(values, axis) if size > 1 else pt.expand_dims(values[0], axis)
-
-
 def _axis_slice(node: Apply) -> tuple[int, _Slice] | None:
-    """Return the one axis along which a slice was written, and the slice."""
+    """Return the one axis along which a slice, or an item, was written, and the slice."""
     target, value = node.inputs[:2]
     indices = indices_of(node)
-    if value.type.ndim != target.type.ndim or any(not isinstance(i, slice) for i in indices):
-        return None
     cut = [k for k, index in enumerate(indices) if index != slice(None)]
-    if len(cut) != 1 or indices[cut[0]].step is not None:
+    if len(cut) != 1:
         return None
     (axis,) = cut
-    start, stop = (_place(end) for end in (indices[axis].start, indices[axis].stop))
+    index, size = indices[axis], target.type.shape[axis]
+    if not isinstance(index, slice):
+        place = constant_index(index)
+        is_item = 0 < value.type.ndim == target.type.ndim - 1
+        if place is None or size is None or not is_item:
+            return None
+        item, end = place % size, place % size + 1
+        return axis, _Slice(item or None, end % size or None, pt.expand_dims(value, axis))
+    if value.type.ndim != target.type.ndim or index.step is not None:
+        return None
+    start, stop = (_place(end) for end in (index.start, index.stop))
     is_row = start in (None, 0) and stop == 1
     if value.type.shape[axis] == 1 and not is_row:  # it may be written to many places
         return None

@@ -11,7 +11,7 @@ from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.subtensor import Subtensor
 
-from scanlib.ops.graph import CHEAP, applies, depends_on, substitute
+from scanlib.ops.graph import CHEAP, applies, depends_on, read_from_outside, substitute
 from scanlib.ops.loop import NonSequence
 from scanlib.ops.row_ops.triangular import true_shapes
 from scanlib.rewrites.edit import LoopEdit
@@ -22,39 +22,38 @@ from scanlib.rewrites.pytensor_rewrites import CANONICAL, BodyRewrite, run_query
 _NOT_WORTH_IT = (Alloc, DimShuffle, CheckAndRaise)
 
 
-def canonicalize_body(edit: LoopEdit) -> None:
-    """Run PyTensor's canonicalization on the body.
+def _canonicalize(body: FunctionGraph) -> None:
+    """Run PyTensor's canonicalization on a body.
 
     Gradients leave terms behind that read a value for its shape alone, or multiply by zero;
     as long as they stand, the loop seems to need what it does not.
     """
-    if _canonical(edit.loop):
-        edit.changed = True
-
-
-def _canonicalize(body: FunctionGraph) -> None:
     write_out_graphs.rewrite(body)
     true_shapes.rewrite(body)
     run_query(CANONICAL, body)
 
 
-_canonical = BodyRewrite(_canonicalize, settles=True)
+canonicalize_body = BodyRewrite(_canonicalize, settles=True)
 
 
 def hoist_invariants(edit: LoopEdit) -> None:
-    """Compute what depends on non-sequences alone once, outside the loop."""
+    """Compute what depends on non-sequences alone once, outside the loop: the largest expressions
+    for which that is worth it."""
     loop = edit.loop
     outer_of = {part.inner: part.outer for part in loop.non_sequences}
     varying = [variable for variable in loop.body_inputs() if variable not in outer_of]
     outputs = loop.body_outputs()
-    dependent = depends_on(outputs, varying)
-    found: dict[Variable, None] = {}
-    for node in toposort(outputs):
-        if any(out in dependent for out in node.outputs):
-            for inp in node.inputs:
-                _collect(inp, dependent, found)
-    for out in outputs:
-        _collect(out, dependent, found)
+    pending = read_from_outside(toposort(outputs), outputs, depends_on(outputs, varying))[::-1]
+    found, seen = dict[Variable, None](), set[Variable]()
+    while pending:
+        current = pending.pop()
+        if current.owner is None or current in seen:
+            continue
+        seen.add(current)
+        if _worth_hoisting(current):
+            found[current] = None
+        else:
+            pending += reversed(current.owner.inputs)
     if not found:
         return
     replacements: dict[Variable, Variable] = {}
@@ -65,20 +64,6 @@ def hoist_invariants(edit: LoopEdit) -> None:
         replacements[inner] = new
     loop.substitute(replacements)
     edit.changed = True
-
-
-def _collect(variable: Variable, dependent: set[Variable], found: dict[Variable, None]) -> None:
-    """Add the largest expressions at or above `variable` that are worth computing outside."""
-    pending, seen = [variable], set[Variable]()
-    while pending:
-        current = pending.pop()
-        if current in dependent or current.owner is None or current in seen:
-            continue
-        seen.add(current)
-        if _worth_hoisting(current):
-            found[current] = None
-        else:
-            pending += reversed(current.owner.inputs)
 
 
 def _worth_hoisting(variable: Variable) -> bool:

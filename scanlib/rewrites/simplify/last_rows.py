@@ -16,6 +16,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import IfElse
+from scanlib.lengths.arrays import slice_of
 from scanlib.lengths.numbers import constant_index, indices_of
 from scanlib.ops.loop import Loop, Output, Part, State
 from scanlib.ops.row_ops.checked_rows import CheckedValue
@@ -60,13 +61,11 @@ def tap_of_view(node: Apply, depth: int, reverse: bool = False) -> int | None:
 
     It is 0 for the next value, whose rows are the trace; None for all other views.
     """
-    if not isinstance(node.op, Subtensor):
+    index = slice_of(node) if isinstance(node.op, Subtensor) else None
+    if index is None or index.step is not None:
         return None
-    indices = indices_of(node)
-    if len(indices) != 1 or not isinstance(indices[0], slice) or indices[0].step is not None:
-        return None
-    start = 0 if indices[0].start is None else constant_index(indices[0].start)
-    stop = 0 if indices[0].stop is None else constant_index(indices[0].stop)
+    start = 0 if index.start is None else constant_index(index.start)
+    stop = 0 if index.stop is None else constant_index(index.stop)
     if start is None or stop is None or stop > 0 or start - stop != depth:
         return None
     return -start if reverse else start - depth

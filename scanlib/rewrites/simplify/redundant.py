@@ -129,7 +129,9 @@ def forward_inputs(edit: LoopEdit) -> None:
     same = {part.row: first.setdefault(part.outer, part.row) for part in loop.sequences}
     whole: dict[Variable, Variable] = {}
     for part in loop.non_sequences:
-        if _is_small_constant(part.outer) and part.inner.type.is_super(part.outer.type):
+        is_constant = isinstance(part.outer, Constant) and is_tensor(part.outer)
+        is_one = is_constant and np.asarray(part.outer.data).size == 1
+        if is_one and part.inner.type.is_super(part.outer.type):
             same[part.inner] = part.outer
         else:
             same[part.inner] = whole.setdefault(part.outer, part.inner)
@@ -139,14 +141,6 @@ def forward_inputs(edit: LoopEdit) -> None:
         loop.non_sequences = [part for part in loop.non_sequences if part.inner not in same]
         loop.substitute(same)
         edit.changed = True
-
-
-def _is_small_constant(variable: Variable) -> bool:
-    return (
-        isinstance(variable, Constant)
-        and is_tensor(variable)
-        and np.asarray(variable.data).size == 1
-    )
 
 
 def forward_outputs(edit: LoopEdit) -> None:

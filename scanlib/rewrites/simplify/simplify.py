@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import combinations
 from operator import attrgetter
 
 from pytensor.configdefaults import config
@@ -85,15 +86,6 @@ def merge(first: Apply, second: Apply) -> dict[Variable, Variable]:
     return {out: new[part] for part, out in old}
 
 
-def merge_loops(fgraph: FunctionGraph, nodes: list[Apply]) -> dict[Variable, Variable] | None:
-    """Merge the first pair of loops that can be merged; return the replacements."""
-    for i, first in enumerate(nodes):
-        for second in nodes[i + 1 :]:
-            if mergeable(first, second) and independent(first, second):
-                return merge(first, second)
-    return None
-
-
 MAX_ROUNDS = 20
 
 
@@ -145,7 +137,7 @@ class SimplifyLoops(LoopRewrite):
         drop_unread_results(edit)
         forward_inputs(edit)
         if node.op not in done:
-            canonicalize_body(edit)
+            edit.changed |= canonicalize_body(edit.loop)
         forward_constants(edit)
         hoist_invariants(edit)
         merge_equal_states(edit)
@@ -161,11 +153,12 @@ class SimplifyLoops(LoopRewrite):
         return True
 
     def merge_one(self, fgraph: FunctionGraph) -> bool:
+        """Merge the first pair of loops that can be merged; return whether there was one."""
         with self.attempt(fgraph):
-            replacements = merge_loops(fgraph, self.loops(fgraph))
-            if replacements is not None:
-                replace(fgraph, replacements, "scanlib_merge")
-                return True
+            for first, second in combinations(self.loops(fgraph), 2):
+                if mergeable(first, second) and independent(first, second):
+                    replace(fgraph, merge(first, second), "scanlib_merge")
+                    return True
         return False
 
     def settle_each(self, fgraph: FunctionGraph) -> None:

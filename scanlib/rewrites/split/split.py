@@ -18,8 +18,7 @@ fail where a step would.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import pytensor.tensor as pt
@@ -70,27 +69,6 @@ def _note(parts: SplitParts, remains: bool) -> str:
     )
     said = [f"{n} {what}{'' if n == 1 else 's'}{done}" for n, what, done in counts if n]
     return "; ".join(said if remains else [*said, "no loop remains"])
-
-
-def sub_loop(loop: Loop, parts: Iterable[Part]) -> tuple[Loop, dict[Part, Any]]:
-    """Return a loop of copies of some parts of another, and the copy of each."""
-    twins: dict[Part, Any] = {part: dataclasses.replace(part) for part in parts}
-    for twin in twins.values():
-        if isinstance(twin, State):
-            twin.taps = dict(twin.taps)
-
-    def kept(own: Iterable[Part]) -> list[Any]:
-        return [twins[part] for part in own if part in twins]
-
-    made = dataclasses.replace(
-        loop,
-        sequences=list(loop.sequences),
-        states=kept(loop.states),
-        carries=kept(loop.carries),
-        non_sequences=list(loop.non_sequences),
-        outputs=kept(loop.outputs),
-    )
-    return made, twins
 
 
 class SplitLoops(LoopRewrite):
@@ -176,11 +154,10 @@ def split(node: Apply, read: list[bool]) -> tuple[list[Variable | None], tuple[s
         return None
     detached = detach(loop)
     try:
-        builder = _Split(parts, read, detached)
-        values = builder.values()
+        values, remains = _results(parts, read, detached)
     except NotImplementedError:
         return None
-    note = loop.name or "loop", _note(parts, builder.remains)
+    note = loop.name or "loop", _note(parts, remains)
     return detached.attach(values), note
 
 
@@ -204,8 +181,18 @@ def remaining_loop(
     loop = parts.loop
     taken = {*dict(parts.taken_sums), *parts.outputs}
     stored = {value: Output(value) for value in parts.stored}
-    rest, twins = sub_loop(loop, [part for part in loop.parts if part not in taken])
-    rest.outputs += stored.values()
+    twins: dict[Part, Any] = {p: dataclasses.replace(p) for p in loop.parts if p not in taken}
+    for twin in twins.values():
+        if isinstance(twin, State):
+            twin.taps = dict(twin.taps)
+    rest = dataclasses.replace(
+        loop,
+        sequences=list(loop.sequences),
+        states=[twins[part] for part in loop.states if part in twins],
+        carries=[twins[part] for part in loop.carries if part in twins],
+        non_sequences=list(loop.non_sequences),
+        outputs=[*(twins[part] for part in loop.outputs if part in twins), *stored.values()],
+    )
     if not rest.body_outputs():
         return rest, stored, twins
     rows = {value: value.type() for value in before}
@@ -215,61 +202,45 @@ def remaining_loop(
     return rest, stored, twins
 
 
-@dataclass
-class _Split:
-    """Builds what replaces a loop's outputs."""
-
-    parts: SplitParts
-    read: list[bool]
-    detached: Detached
-    remains: bool = False
-    by_part: dict[Part, Variable] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.loop = self.parts.loop
-        rows = {part.row: part.outer for part in self.loop.sequences}
-        self.over_time = OverTime(self.loop, rows)
-
-    def values(self) -> list[Variable | None]:
-        parts, loop = self.parts, self.loop
-        before = {value: self.over_time.rows(value) for value in parts.before}
-        rest, stored, twins = remaining_loop(parts, before)
-        self.remains = bool(rest.body_outputs())
-        if self.remains:
-            self._name_results(rest.results(), stored, twins)
-        known = [part.outer for part in rest.sequences] if self.remains else None
-        self.over_time.varying |= self.detached.checked(loop, known)
-        found = self.over_time.results(loop, self.read, self.by_part, parts.taken_sums)
-        if self.remains or not loop.required_steps:
-            return found
-        check = CheckedValue(IndexError, loop.messages().missing_steps())
-        enough = pt.ge(loop.length(), loop.required_steps)
-        states = len(loop.states)
-        checked = [value if value is None else check(value, enough) for value in found[:states]]
-        return [*checked, *found[states:]]
-
-    def _name_results(
-        self,
-        made: dict[Part, Variable],
-        stored: dict[Variable, Output],
-        twins: dict[Part, Any],
-    ) -> None:
-        """Give batches the rows that the loop stored, and find the results of its parts."""
-        self.by_part |= {part: made[twin] for part, twin in twins.items()}
-        known, loop = self.over_time, self.loop
-        for state in loop.states:
-            if state.untraced or state not in self.by_part:
-                continue
-            history = self.by_part[state]
-            for offset, tap in [*state.taps.items(), (0, state.next)]:
-                if offset or tap in self.parts.late_or_recurrent:
-                    rows = past_rows(history, state.depth, -offset, loop.reverse)
-                    if tap not in known.varying:
-                        known.add(tap, rows)
-        for output in loop.outputs:
-            value = output.value
-            is_new = value in self.parts.late_or_recurrent and value not in known.varying
-            if output in self.by_part and is_new:
-                known.add(value, self.by_part[output])
+def _results(
+    parts: SplitParts, read: list[bool], detached: Detached
+) -> tuple[list[Variable | None], bool]:
+    """Return what replaces each output of a loop that is read, and whether a loop remains."""
+    loop = parts.loop
+    over_time = OverTime(loop, {part.row: part.outer for part in loop.sequences})
+    before = {value: over_time.rows(value) for value in parts.before}
+    rest, stored, twins = remaining_loop(parts, before)
+    remains, by_part = bool(rest.body_outputs()), dict[Part, Variable]()
+    if remains:
+        made = rest.results()
+        by_part = {part: made[twin] for part, twin in twins.items()}
+        for value, rows in _known_rows(parts, by_part):
+            if value not in over_time.varying:
+                over_time.add(value, rows)
         for value, output in stored.items():
-            known.add(value, made[output])
+            over_time.add(value, made[output])
+    known = [part.outer for part in rest.sequences] if remains else None
+    over_time.varying |= detached.checked(loop, known)
+    found = over_time.results(loop, read, by_part, parts.taken_sums)
+    if remains or not loop.required_steps:
+        return found, remains
+    check = CheckedValue(IndexError, loop.messages().missing_steps())
+    enough, states = pt.ge(loop.length(), loop.required_steps), len(loop.states)
+    checked = [value if value is None else check(value, enough) for value in found[:states]]
+    return [*checked, *found[states:]], remains
+
+
+def _known_rows(
+    parts: SplitParts, by_part: dict[Part, Variable]
+) -> Iterator[tuple[Variable, Variable]]:
+    """Yield values of a step that the results of a loop hold, with their rows."""
+    loop = parts.loop
+    for state in loop.states:
+        if not state.untraced and state in by_part:
+            for offset, tap in [*state.taps.items(), (0, state.next)]:
+                if offset or tap in parts.late_or_recurrent:
+                    rows = past_rows(by_part[state], state.depth, -offset, loop.reverse)
+                    yield tap, rows
+    for output in loop.outputs:
+        if output in by_part and output.value in parts.late_or_recurrent:
+            yield output.value, by_part[output]
