@@ -28,7 +28,7 @@ def canonicalize_body(edit: LoopEdit) -> None:
     Gradients leave terms behind that read a value for its shape alone, or multiply by zero;
     as long as they stand, the loop seems to need what it does not.
     """
-    if _canonical(edit.loop):
+    if canonical(edit.loop):
         edit.changed = True
 
 
@@ -38,7 +38,7 @@ def _canonicalize(body: FunctionGraph) -> None:
     run_query(CANONICAL, body)
 
 
-_canonical = BodyRewrite(_canonicalize, settles=True)
+canonical = BodyRewrite(_canonicalize, settles=True)
 
 
 def hoist_invariants(edit: LoopEdit) -> None:
