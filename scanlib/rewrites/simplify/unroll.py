@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from math import prod
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
@@ -20,13 +21,13 @@ from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.math import Sum
+from pytensor.tensor.math import Dot, Sum
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import features
 from scanlib.lengths.numbers import constant_place
 from scanlib.ops.execution import LoopOp
-from scanlib.ops.graph import conform, is_tensor, lifted_row, substitute
+from scanlib.ops.graph import conform, is_cheap, is_tensor, lifted_row, substitute
 from scanlib.ops.loop import Loop, State
 from scanlib.ops.loop_rewrite import record_in
 from scanlib.ops.scan import Scan
@@ -36,6 +37,9 @@ from scanlib.rewrites.simplify.canonical_body import canonical
 
 # Of a loop, and of the operations of all loops of a step: longer code takes longer to compile.
 MOST_STEPS, MOST_OPERATIONS = 16, 400
+# Of matrix products, and of all else but arithmetic. A chain of functions such as `tanh` waits for
+# each, where a loop computes those of many items meanwhile; others take as long as in a loop.
+MOST_PRODUCTS, MOST_ITEMS = 256, 16
 
 
 class UnrollRecord(Feature):
@@ -79,7 +83,10 @@ def _write_out(body: FunctionGraph) -> None:
         if loop is None:
             return
         short[node] = loop
-        own = sum(not isinstance(n.op, DimShuffle) for n in toposort(loop.body_outputs()))
+        nodes = list(toposort(loop.body_outputs()))
+        if not all(map(_gains, nodes)):
+            return
+        own = sum(not isinstance(each.op, DimShuffle) for each in nodes)
         operations += own * node.op.steps_of(node).known()
         if operations > MOST_OPERATIONS:
             return
@@ -116,6 +123,19 @@ def _short_loop(node: Apply) -> Loop | None:
     canonical(loop)
     is_fit = not _loops(loop.body_outputs()) and all(map(_keeps_shape, loop.states))
     return loop if is_fit else None
+
+
+def _gains(node: Apply) -> bool:
+    """Whether an operation of an inner loop is no slower where it is written out."""
+    if isinstance(node.op, DimShuffle | Subtensor):
+        return True
+    if isinstance(node.op, Elemwise) and is_cheap(node.op.scalar_op):
+        return True
+    most = MOST_PRODUCTS if isinstance(node.op, Dot) else MOST_ITEMS
+    return all(
+        is_tensor(out) and None not in out.type.shape and prod(out.type.shape) <= most
+        for out in node.outputs
+    )
 
 
 def _is_alike(inner: Variable, source: tuple[Variable, int]) -> bool:
