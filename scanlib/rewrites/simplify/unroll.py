@@ -68,7 +68,7 @@ def unroll_inner_loops(edit: LoopEdit) -> None:
     outer, known = edit.loop.name or "loop", record_in(edit.fgraph, UnrollRecord).loops
     for node in found:
         steps = node.op.steps_of(node).known()
-        known.append((outer, node.op.name or "loop", steps))
+        known.append((outer, node.op.name or "inner loop", steps))
 
 
 def _loops(outputs: Sequence[Variable]) -> list[Apply]:
