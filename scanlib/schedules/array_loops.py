@@ -40,6 +40,7 @@ from scanlib.kernels.arrays.nests import deliver, require_shape, write_copy
 from scanlib.kernels.arrays.sizes import Given, Size, if_equal, maximum, product, total
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import Kernel
+from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.program import (
     UNFIT,
     ArrayType,
@@ -224,7 +225,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
             self.place_inputs()
             self.write_loop()
         loop.work = step_work(self.body, loop.graph)
-        return self.whole_kernel()
+        return self.whole_kernel(register_bytes())
 
     # Before the first step
 
@@ -409,7 +410,7 @@ class GraphRun(TableReader[ArrayGraph]):
             step.emit(graph)
             for out, goal in zip(graph.outputs, goals, strict=True):
                 deliver(step, out, goal)
-        return self.whole_kernel()
+        return self.whole_kernel(register_bytes())
 
     def place(self, number: int, sizes: tuple[Size, ...]) -> Place:
         """Return where an output is; whoever asks first says how large it is."""

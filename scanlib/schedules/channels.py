@@ -38,18 +38,24 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
 from scanlib.kernels.language import BOOL, INT64, Kernel, Value, Writer
+from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import Number, added, parts_of
 from scanlib.kernels.spans import LINE, Cell, Total, lane_counts, load_number, store_number, walk
 from scanlib.ops.lowered.channel_plan import Target
 from scanlib.schedules.elementwise import ElemwiseLoop
 from scanlib.schedules.polls import between_polls
-from scanlib.schedules.selection import LONGEST_STRIP_ROW, has_short_rows, strip_steps
+from scanlib.schedules.selection import (
+    LONGEST_STRIP_ROW,
+    has_short_rows,
+    is_cheap_step,
+    strip_steps,
+)
 from scanlib.schedules.step_by_step import TakesSteps
 
 DISTANCE = 4096  # how many bytes ahead rows are asked for
 LONGEST_ROW = 8192  # bytes
 LEAST_BYTES = 1 << 21  # of all arrays: fewer stay in a cache
-REGISTER = 64  # bytes of the lanes of the widest dtype: of two registers
+REGISTER = 64  # bytes of the lanes of the widest dtype: of one register, or of two short ones
 
 
 def rows_ahead(w: Writer, steps: Value, sizes: Sequence[Value]) -> Value:
@@ -107,7 +113,9 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         self.prepare_channels()
         self.ahead = self.rows_ahead()
         self.write_loop()
-        return self.whole_kernel()
+        # Memory is read and written faster in short vectors: long ones cross lines of the cache.
+        is_cheap = is_cheap_step(self.loop.op)
+        return self.whole_kernel(Kernel.register if is_cheap else register_bytes())
 
     # Before the first step
 

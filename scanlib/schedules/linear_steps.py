@@ -39,7 +39,6 @@ from scanlib.kernels.linalg.semiring_products import (
     VECTOR_BYTES,
     Combination,
     choose,
-    write_dots,
     write_multiple,
 )
 from scanlib.kernels.processor import register_bytes
@@ -53,6 +52,7 @@ from scanlib.schedules.loop_kernels import Array, Loop, prepare, start
 from scanlib.schedules.step_by_step import TakesSteps
 
 WIDEST = 8  # columns longer than this do not fit the registers
+DISTANCE = 8192  # bytes: how far ahead matrices are asked for
 GUESSED_SIZES = (2, 3, 4)  # written for where the size is not known
 MULTIPLICATIONS = 8  # take as long as what counts as one number between polls
 
@@ -228,6 +228,7 @@ class MatrixRun(TakesSteps[MatrixLoop]):
         if loop.products:
             self.outer = self.data(OUTER)
         self.cells = self.size * loop.itemsize
+        self.ahead = None if loop.fixed else self.bytes_ahead()
         self.units: dict[Value, Value] = {}  # whether a stride is that of contiguous numbers
         starts = {name: total(loop.end_of_rings, part.start) for name, part in loop.buffers.items()}
         self.space = {k: w.offset(self.workspace, self.value_of(at)) for k, at in starts.items()}
@@ -238,6 +239,12 @@ class MatrixRun(TakesSteps[MatrixLoop]):
         self.choose(cases)
         self.finish(self.steps)
         return self.whole_kernel(register_bytes())
+
+    def bytes_ahead(self) -> Value:
+        """Return how far from a matrix is what is read some steps later."""
+        ahead = -DISTANCE if self.op.reverse else DISTANCE
+        down, up = sized(self.w, -ahead, ahead)
+        return self.w.select(self.stride("matrix", 0) < 0, down, up)
 
     def choose(self, cases: list[tuple[Value, Callable[[], None]]]) -> None:
         """Write the first case that there is, and the general code behind all."""
@@ -396,12 +403,12 @@ class MatrixRun(TakesSteps[MatrixLoop]):
         row = None if add is None else self.in_rows(add.turned, "row").pointer
         if op.semiring == "real" and op.side == "left" and not loop.fixed:
             rows, full = self.in_rows(a, "matrix"), VECTOR_BYTES // a.itemsize
-            dots = partial(write_dots, w, out.pointer, rows, h.pointer, row)
-            cases = [(lanes, partial(dots, lanes)) for lanes in (full, 4)]
+            own = Combination(w, "real", out.pointer, h.pointer, rows, row, self.ahead)
+            cases = [(lanes, partial(own.dots, lanes)) for lanes in (full, 4)]
             choose(w, self.size, [*cases, (0, partial(write_product, w, a, h, out, add))])
             return
         rows = self.in_rows(a.turned, "matrix")
-        Combination(w, op.semiring, out.pointer, h.pointer, rows, row).write()
+        Combination(w, op.semiring, out.pointer, h.pointer, rows, row, self.ahead).write()
 
     def masked(self, out: Matrix, a: Matrix, h: Matrix, add: Matrix | None) -> None:
         """Write a product without the items that the mask leaves out."""

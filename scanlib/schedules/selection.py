@@ -126,11 +126,11 @@ def can_slice(op: ElemwiseScan) -> bool:
 
 def least_row(op: ElemwiseScan) -> int:
     """Return how many channels a slice has at least."""
-    least = LEAST_CHEAP_ROW if _is_cheap_step(op) else LEAST_ROW
+    least = LEAST_CHEAP_ROW if is_cheap_step(op) else LEAST_ROW
     return min(least, config.scanlib__parallel_channels)
 
 
-def _is_cheap_step(op: ElemwiseScan) -> bool:
+def is_cheap_step(op: ElemwiseScan) -> bool:
     """Whether the steps of a loop do little but read and write."""
     return all(is_cheap(node.op) for node in op.body.toposort())
 

@@ -6,7 +6,8 @@ Products of known sizes up to `TINIEST` are unrolled, a row of `B` and of `C` in
 are one function for each dtype, wherever they lie in memory and whatever their sizes:
 
 =====================================  ==========================================================
-rows of `C` and `B` are contiguous     tiles of `C`, `ROWS` times `VECTORS` vectors, in registers:
+`C` has one row                        a combination of contiguous rows of `B`
+rows of `C` and `B` are contiguous     tiles of `C`, `ROWS` or `TALL` times `VECTORS` vectors:
                                        small ones if a row of `C` does not fill a large one
 of `C` alone, or there are many        the same, from copies of `B` in panels as wide as a tile,
                                        made once where `B` is the same for all steps (`pack`)
@@ -42,16 +43,17 @@ from scanlib.kernels.language import (
 )
 from scanlib.kernels.linalg.blas_calls import Library, call_library, layout, routine_of
 from scanlib.kernels.linalg.matrices import Matrix, all_known, known, shared, sized
-from scanlib.kernels.linalg.semiring_products import SmallVectors, less
+from scanlib.kernels.linalg.semiring_products import Combination, SmallVectors, less
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import NoKernelError, Number, Pair, added, parts_of, real
 from scanlib.kernels.spans import load_number, store_number, sum_of_lanes
 
 TINIEST = 4  # rows and columns of products that are unrolled
-LARGEST = 128**3  # multiplications that are not left to BLAS
+LARGEST = 256**3  # multiplications that are not left to BLAS
 FEW = 4  # rows of `C` from which on it is computed in tiles of copies
 MANY = 32  # rows of both factors from which on `B` is copied in any case
 ROWS, VECTORS = 4, 2  # of a tile
+TALL, LONG = 8, 64  # rows of tiles of vectors of so many bytes: there are 32 registers then
 CHAINS = 4  # of sums, of one number or of several
 SMALL_REGISTER = 16  # bytes
 SHIFT = 7
@@ -233,6 +235,8 @@ def _product(w: Writer, a: Matrix, b: Matrix, out: Matrix, *, form: str) -> None
     """Write a product of numbers of one dtype in one form."""
     if form == "tiles":
         _write_tiles(w, a, b, out)
+    elif form == "row":
+        Combination(w, "real", out.pointer, a.pointer, b, None).write()
     elif form == "narrow":
         _Product(w, SMALL_REGISTER, a, b, out).tiles()
     elif form == "wide":
@@ -265,11 +269,17 @@ def _form(a: Matrix, b: Matrix, out: Matrix) -> tuple[str, bool]:
 
 
 def _write_tiles(w: Writer, a: Matrix, b: Matrix, out: Matrix) -> None:
-    """Write the choice between tiles of large vectors and of small ones."""
-    (n,), item = sized(w, out.columns), out.itemsize
-    with w.when((n >= SMALL_REGISTER // item) & (n < register_bytes() // item)) as choice:
-        _product(w, a, b, out, form="narrow")
-    with w.otherwise(choice):
+    """Write the choice between one row, tiles of small vectors and of large ones."""
+    (m, n), item = sized(w, out.rows, out.columns), out.itemsize
+    side_by_side = [s.equals(item) for s in sized(w, a.column_stride, b.column_stride)]
+    is_row = m.equals(1) & side_by_side[0] & side_by_side[1]
+    is_narrow = (n >= SMALL_REGISTER // item) & (n < register_bytes() // item)
+    forms = {"row": is_row} if out.dtype in FLOATS else {}
+    with ExitStack() as stack:
+        for form, fits in (forms | {"narrow": is_narrow}).items():
+            with w.when(fits) as choice:
+                _product(w, a, b, out, form=form)
+            stack.enter_context(w.otherwise(choice))
         _product(w, a, b, out, form="wide")
 
 
@@ -279,7 +289,7 @@ class _Product:
     def __init__(self, w: Writer, register: int, a: Matrix, b: Matrix, out: Matrix) -> None:
         self.w, self.dtype, self.item = w, out.dtype, out.itemsize
         self.vector = Type(self.dtype, register // self.item)
-        self.width = VECTORS * self.vector.lanes
+        self.width, self.is_long = VECTORS * self.vector.lanes, register == LONG
         self.a, self.a_row, self.a_column = a.values(w)
         self.b, self.b_row, self.b_column = b.values(w)
         self.c, self.c_row, self.c_column = out.values(w)
@@ -334,13 +344,7 @@ class _Product:
         panel, edge = w.scratch(self.dtype, PIECE * width), w.scratch(self.dtype, ROWS * width)
         has_rows = self.b_column.equals(item)
         is_copied = ~has_rows | (less(w, self.m, self.depth) >= MANY)
-        wide = ROWS * width
-        places = sized(w, *range(0, wide * item, self.vector.lanes * item))
-        start = w.select(self.m.equals(1) & has_rows, self.n & -wide, 0)
-        with w.loop(0, start, wide) as j:
-            rows = _Rows(w.offset(self.b, j * item), self.b_row, self.depth)
-            self.tile(rows, [self.a], [w.offset(self.c, j * item)], places)
-        with w.loop(start, self.n, width) as j:
+        with w.loop(0, self.n, width) as j:
             known, is_narrow, ends = self.columns_from(j)
             is_direct = ~(is_narrow | is_copied)
             pieces = w.select(is_direct | (self.depth < 1), 1, (self.depth + (PIECE - 1)) >> SHIFT)
@@ -391,23 +395,32 @@ class _Product:
         w, item, width = self.w, self.item, self.width
         known, is_narrow, ends = self.columns_from(j)
         more = k > 0
-        with w.loop(0, self.m, ROWS) as i:
-            a = w.offset(self.a, i * self.a_row + k * self.a_column)
-            c = w.offset(self.c, i * self.c_row + j * item)
+        start: Value = w.constant(0, INT64)
+        if self.is_long:
+            start = w.select(is_narrow, 0, self.m & -TALL)
+            with w.loop(0, start, TALL) as i:
+                a, c = self.places(i, j, k)
+                factors = [w.offset(a, self.a_row * r) for r in range(TALL)]
+                lines = [w.offset(c, self.c_row * r) for r in range(TALL)]
+                self.tile(rows, factors, lines, ends, more)
+        with w.loop(start, self.m, ROWS) as i:
+            a, c = self.places(i, j, k)
             target = w.select(is_narrow, edge, c)
             c_line = w.select(is_narrow, width * item, self.c_row)
             # Past the end, the last row once more.
             last = self.m - 1 - i
             numbers = [less(w, last, w.constant(r, INT64)) if r else ends[0] for r in range(ROWS)]
-            self.tile(
-                rows,
-                [w.offset(a, number * self.a_row) for number in numbers],
-                [w.offset(target, number * c_line) for number in numbers],
-                ends,
-                more & ~is_narrow,
-            )
+            factors = [w.offset(a, number * self.a_row) for number in numbers]
+            lines = [w.offset(target, number * c_line) for number in numbers]
+            self.tile(rows, factors, lines, ends, more & ~is_narrow)
             with w.when(is_narrow):
                 self.store_edge(edge, c, (less(w, last + 1, w.constant(ROWS, INT64)), known), more)
+
+    def places(self, i: Value, j: Value, k: Value) -> tuple[Value, Value]:
+        """Return where `A` from row `i` and column `k` on is, and `C` from row `i` and column `j`
+        on."""
+        a = self.w.offset(self.a, i * self.a_row + k * self.a_column)
+        return a, self.w.offset(self.c, i * self.c_row + j * self.item)
 
     def copy_rows(
         self, panel: Value, source: Value, terms: Value, known: Value, ends: Sequence[Value]

@@ -7,7 +7,7 @@ Most combine rows that are contiguous in memory,
 several numbers `c` at a time, in tiles of a few vectors that stay in registers while `j` runs. What
 is left after the last whole vector is computed with a vector that begins earlier: no number is the
 worse for being computed twice. Only where the contiguous axis is the one that is summed over
-(`write_dots`) is a sum collected in several lanes, which are added at the end.
+(`Combination.dots`) is a sum collected in several lanes, which are added at the end.
 
 In the order in which the terms of a number are added, sizes alone have a say.
 
@@ -62,8 +62,12 @@ def largest_lane(w: Writer, value: Value) -> Value:
 
 @dataclass
 class Combination:
-    """Writes combinations of rows; see the module's text. `out`, `factors` and `add`, if anything
-    is added, are addresses of numbers that lie side by side; rows are contiguous."""
+    """Writes combinations of rows, or sums over them; see the module's text.
+
+    `out`, `factors` and `add`, if anything is added, are addresses of numbers that lie side by
+    side; rows are contiguous. Where steps have matrices of their own, what is `ahead` bytes of what
+    is read is asked for.
+    """
 
     w: Writer
     semiring: str
@@ -71,6 +75,7 @@ class Combination:
     factors: Value
     rows: Matrix
     add: Value | None
+    ahead: Value | None = None
 
     def __post_init__(self) -> None:
         self.dtype, self.itemsize = self.rows.dtype, self.rows.itemsize
@@ -100,6 +105,12 @@ class Combination:
             else:
                 self.extremes(first, kind)
 
+    def load(self, kind: Type, place: Value) -> Value:
+        """Return numbers of the rows."""
+        if self.ahead is not None and kind.lanes * self.itemsize == VECTOR_BYTES:
+            self.w.prefetch(self.rows.pointer, place + self.ahead)
+        return self.w.load(kind, self.rows.pointer, place)
+
     def factor(self, j: Value, lanes: int) -> Value:
         value = self.w.load(Type(self.dtype), self.factors, j * self.itemsize)
         return self.w.splat(value, lanes) if lanes > 1 else value
@@ -115,7 +126,7 @@ class Combination:
 
         def term(j: Value, totals: list[Local]) -> None:
             row = j * self.rows.row_stride
-            items = [w.load(kind, self.rows.pointer, row + place) for place in places]
+            items = [self.load(kind, row + place) for place in places]
             factor = self.factor(j, kind.lanes)
             for item, total in zip(items, totals, strict=True):
                 w.assign(total, w.fma(item, factor, w.copy(total)))
@@ -145,6 +156,39 @@ class Combination:
             value = value + w.load(kind, self.add, place)
         w.store(self.out, place, value)
 
+    def dots(self, lanes: int) -> None:
+        """Write ``out[i] = Σ_j rows[i, j] factor[j] + add[i]``, four rows at a time.
+
+        There are as many as they have numbers, no fewer than four and than `lanes`.
+        """
+        w, kind, item, size = self.w, Type(self.dtype, lanes), self.itemsize, self.terms
+        whole, last = size & -lanes, size - lanes
+        # Of the last vector, only what no vector before it has.
+        numbers = w.constant(range(lanes), Type("int64", lanes))
+        is_new = numbers + w.splat(last, lanes) >= w.splat(whole, lanes)
+        with w.loop(0, size, 4) as block:
+            first = less(w, block, size - 4)
+            starts = [(first + k) * self.rows.row_stride for k in range(4)]
+            sums = [w.local(0.0, kind) for _ in starts]
+
+            def terms(at: Value) -> list[Value]:
+                other = w.load(kind, self.factors, at)
+                return [
+                    w.fma(self.load(kind, start + at), other, w.copy(total))
+                    for start, total in zip(starts, sums, strict=True)
+                ]
+
+            with w.loop(0, whole, lanes) as j:
+                for total, value in zip(sums, terms(j * item), strict=True):
+                    w.assign(total, value)
+            with w.when(whole < size):
+                for total, value in zip(sums, terms(last * item), strict=True):
+                    w.assign(total, w.select(is_new, value, w.copy(total)))
+            found = _sums_of_lanes(w, [w.copy(total) for total in sums])
+            if self.add is not None:
+                found = found + w.load(found.type, self.add, first * item)
+            w.store(self.out, first * item, found)
+
 
 def better(w: Writer, semiring: str, x: Value, y: Value) -> Value:
     """Return the larger, or the smaller, one of two numbers; NaN wins."""
@@ -172,42 +216,6 @@ def extreme_of(
         w.assign(total, w.copy(total) + value)
     (rest,) = w.call(log, w.copy(total))
     return w.select(is_finite, found + rest, found)
-
-
-def write_dots(
-    w: Writer, out: Value, matrix: Matrix, state: Value, add: Value | None, lanes: int
-) -> None:
-    """Write ``out[i] = Σ_j A[i, j] h[j] + add[i]``, four rows of `A` at a time.
-
-    `A` is square, its rows are contiguous, and it has no fewer than four and than `lanes`.
-    """
-    kind, item, (size,) = Type(matrix.dtype, lanes), matrix.itemsize, sized(w, matrix.rows)
-    whole, last = size & -lanes, size - lanes
-    # Of the last vector, only what no vector before it has.
-    numbers = w.constant(range(lanes), Type("int64", lanes))
-    is_new = numbers + w.splat(last, lanes) >= w.splat(whole, lanes)
-    with w.loop(0, size, 4) as block:
-        first = less(w, block, size - 4)
-        starts = [(first + k) * matrix.row_stride for k in range(4)]
-        sums = [w.local(0.0, kind) for _ in starts]
-
-        def terms(at: Value) -> list[Value]:
-            other = w.load(kind, state, at)
-            return [
-                w.fma(w.load(kind, matrix.pointer, start + at), other, w.copy(total))
-                for start, total in zip(starts, sums, strict=True)
-            ]
-
-        with w.loop(0, whole, lanes) as j:
-            for total, value in zip(sums, terms(j * item), strict=True):
-                w.assign(total, value)
-        with w.when(whole < size):
-            for total, value in zip(sums, terms(last * item), strict=True):
-                w.assign(total, w.select(is_new, value, w.copy(total)))
-        found = _sums_of_lanes(w, [w.copy(total) for total in sums])
-        if add is not None:
-            found = found + w.load(found.type, add, first * item)
-        w.store(out, first * item, found)
 
 
 def _sums_of_lanes(w: Writer, values: list[Value]) -> Value:
