@@ -25,6 +25,7 @@ from scanlib.explain.loop_reports import explain_nodes
 from scanlib.frontend.trees import variables_of
 from scanlib.ops.loop_rewrite import failures_of
 from scanlib.rewrites.adopt.adopt import AdoptedLoop, adoption_record
+from scanlib.rewrites.simplify.unroll import unrolled_loops
 from scanlib.rewrites.split.split import notes_of
 
 __all__ = ["AdoptedLoop", "Explanation", "LoopExplanation", "Obstacle", "Part", "explain"]
@@ -111,7 +112,8 @@ def _explanation(fgraph: FunctionGraph, linker: Any, f: Any = None) -> Explanati
     source = "graph" if f is None else "compiled function"
     splits = notes_of(fgraph)
     failures = [str(failure) for failure in failures_of(fgraph)]
-    return Explanation(loops, source, setting.linker, adoption, splits, failures)
+    unrolled = unrolled_loops(fgraph)
+    return Explanation(loops, source, setting.linker, adoption, splits, failures, unrolled=unrolled)
 
 
 def _times(f: Any, node: Apply) -> tuple[float, float] | None:

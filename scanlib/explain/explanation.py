@@ -42,6 +42,9 @@ class Explanation:
     devices : tuple of str
         For a function of `scanlib.shard`, how each loop was cut over devices at the last call:
         pieces, rounds of exchange, bytes.
+    unrolled : list of (str, str, int)
+        The loops whose few steps are part of each step of another: the name of that one, their own,
+        and their numbers of steps.
     """
 
     loops: list[LoopExplanation] = field(default_factory=list)
@@ -51,6 +54,7 @@ class Explanation:
     splits: list[tuple[str, str]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     devices: tuple[str, ...] = ()
+    unrolled: list[tuple[str, str, int]] = field(default_factory=list)
 
     def __str__(self) -> str:
         """Return the three answers as text."""
@@ -94,12 +98,16 @@ class Explanation:
         return f"{loops}; {self.source}, {self.linker} linker"
 
     def _notes(self) -> list[str]:
-        """Return what became of loops that were taken apart or adopted, and what failed."""
+        """Return what became of loops that are no more or were adopted, and what failed."""
         taken = [loop.name for loop in self.adoption if loop.reason is None]
         lines = [f"adopted from pytensor.scan: {', '.join(taken)}"] if taken else []
         left = [loop for loop in self.adoption if loop.reason is not None]
         lines += [f"left to PyTensor: {loop.name}, because {loop.reason}" for loop in left]
         lines += [f"computed outside '{name}': {what}" for name, what in self.splits]
+        for outer, name, steps in dict.fromkeys(self.unrolled):
+            many = f"the {steps} steps" if steps > 1 else "the one step"
+            verb = "are" if steps > 1 else "is"
+            lines.append(f"{many} of '{name}' {verb} part of each step of '{outer}'")
         lines += [f"over devices: {line}" for line in self.devices]
         return lines + list(self.failures)
 

@@ -30,7 +30,7 @@ from scanlib.ops.loop import Loop
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.scan import Scan
 
-MANY = 60  # terms
+MANY = 60  # terms, or operations
 MOST_AT_ONCE = 24  # PyTensor's `perform` takes no more than 31
 
 
@@ -93,9 +93,11 @@ class FlattenLongSums(LoopRewrite):
 
 CANONICAL = RewriteDatabaseQuery(include=["canonicalize", "merge"])
 LONG = 200  # operations
-# These write each partial product of a chain as the product of all its factors, try each way to
-# multiply sums out, or look for sigmoids among all factors: quadratic and worse in a derivative.
-_QUADRATIC = ("local_mul_canonizer", "local_greedy_distributor", "local_sigm_times_exp")
+# This one goes on and on where a step multiplies many sums, as several of Newton's iterations do.
+_ENDLESS = ("local_greedy_distributor",)
+# These write each partial product of a chain as the product of all its factors, or look for
+# sigmoids among all factors: quadratic and worse in a derivative.
+_QUADRATIC = ("local_mul_canonizer", "local_sigm_times_exp")
 KEPT = 64  # bodies
 LARGE = 1 << 16  # items of a constant that nothing should keep alive
 
@@ -112,7 +114,9 @@ _as_negative = dfs_rewriter(local_mul_specialize)
 def run_query(query: RewriteDatabaseQuery, fgraph: FunctionGraph) -> None:
     """Run the rewrites of a query, without those whose time grows faster than a long graph."""
     flatten_long_sums(fgraph)
-    query = query.excluding(*_QUADRATIC) if len(fgraph.apply_nodes) > LONG else query
+    operations = len(fgraph.apply_nodes)
+    query = query.excluding(*_ENDLESS) if operations > MANY else query
+    query = query.excluding(*_QUADRATIC) if operations > LONG else query
     optdb.query(query).rewrite(fgraph)
 
 

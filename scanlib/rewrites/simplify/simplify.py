@@ -26,6 +26,7 @@ from scanlib.rewrites.simplify.redundant import (
     forward_outputs,
     merge_equal_states,
 )
+from scanlib.rewrites.simplify.unroll import unroll_inner_loops
 
 
 def mergeable(first: Apply, second: Apply) -> bool:
@@ -140,6 +141,7 @@ class SimplifyLoops(LoopRewrite):
             edit.changed |= canonicalize_body(edit.loop)
         forward_constants(edit)
         hoist_invariants(edit)
+        unroll_inner_loops(edit)
         merge_equal_states(edit)
         forward_outputs(edit)
         drop_unread_inputs(edit)
