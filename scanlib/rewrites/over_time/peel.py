@@ -193,9 +193,10 @@ class OverTime:
             return [_solve(op, *values)]
         if isinstance(op, Reshape) and varies == [True, False]:
             return [_reshape(node, *values)]
-        if isinstance(op, SortOp | ArgSortOp) and sorted_axis(node) is not None:
-            order = pt.sort if isinstance(op, SortOp) else pt.argsort
-            return [order(values[0], axis=sorted_axis(node) + 1, kind=op.kind)]
+        if isinstance(op, SortOp | ArgSortOp):
+            axis, order = sorted_axis(node), pt.sort if isinstance(op, SortOp) else pt.argsort
+            if axis is not None:
+                return [order(values[0], axis=axis + 1, kind=op.kind)]
         if LOG_SUM_EXP is not None and isinstance(op, LOG_SUM_EXP):
             return [pt.logsumexp(values[0], axis=[axis + 1 for axis in op.axis])]
         made = vectorize_rule(node.op, node, *values)
