@@ -30,6 +30,7 @@ from pytensor.tensor.rewriting import shape as shape_rewrites
 from pytensor.tensor.rewriting import subtensor as subtensor_rewrites
 from pytensor.tensor.rewriting.basic import local_scalar_tensor_scalar, local_tensor_scalar_tensor
 from pytensor.tensor.rewriting.blockwise import local_useless_unbatched_blockwise
+from pytensor.tensor.rewriting.math import local_mul_specialize
 
 F = TypeVar("F", bound=Feature)
 
@@ -46,6 +47,9 @@ UNBATCH = (
     local_scalar_tensor_scalar,
     local_tensor_scalar_tensor,
 )
+
+# Writes products with -1 as negatives: one of many rewrites in PyTensor's specialization.
+SHORT_PRODUCTS = local_mul_specialize
 
 # A choice between graphs; defined elsewhere in later releases.
 try:

@@ -21,9 +21,8 @@ from pytensor.scalar import Add, Mul
 from pytensor.scalar import basic as ps
 from pytensor.scalar import math as ps_math
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.rewriting.math import local_mul_specialize
 
-from scanlib._compat import copy_graph, freeze_graph, thaw_graph
+from scanlib._compat import SHORT_PRODUCTS, copy_graph, freeze_graph, thaw_graph
 from scanlib.ops.graph import applies, taken_apart
 from scanlib.ops.logaddexp import write_stable_logs
 from scanlib.ops.loop import Loop
@@ -108,7 +107,7 @@ _UNSTABLE = (
 )
 _STABILIZE = RewriteDatabaseQuery(include=["stabilize"])
 # Canonical bodies have products with -1 where stable forms, as ``log1p(-sigmoid(x))``, have none.
-_as_negative = dfs_rewriter(local_mul_specialize)
+_as_negative = dfs_rewriter(SHORT_PRODUCTS)
 
 
 def run_query(query: RewriteDatabaseQuery, fgraph: FunctionGraph) -> None:
