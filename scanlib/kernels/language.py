@@ -554,8 +554,8 @@ def walk(block: Block) -> Iterator[Statement]:
             yield from walk(inner)
 
 
-def functions_of(root: Function | Kernel, shared: bool = True) -> list[Function]:
-    """Return the functions that a kernel needs, each after those that it calls itself.
+def functions_of(*roots: Function | Kernel, shared: bool = True) -> list[Function]:
+    """Return the functions that kernels need, each after those that it calls itself.
 
     Without `shared`, those whose code is shared are left out, and what only they need.
     """
@@ -569,7 +569,8 @@ def functions_of(root: Function | Kernel, shared: bool = True) -> list[Function]
                 visit(statement.function.body)
                 found[statement.function] = None
 
-    visit(root.body)
+    for root in roots:
+        visit(root.body)
     return list(found)
 
 

@@ -9,12 +9,11 @@ one that uses it agree.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from pytensor.graph.basic import Apply
 
-from scanlib.kernels.language import INT64, Value, Writer
+from scanlib.kernels.language import INT64, Block, Value, Writer
 from scanlib.kernels.scalars import Number, Scalars, real
 
 
@@ -194,15 +193,15 @@ def _occurs(size: Size, whole: Size) -> bool:
     return any(part == size or _occurs(size, part) for part in whole.parts)
 
 
+@dataclass(eq=False)
 class SizeValues:
-    """Writes sizes into a kernel, expressions into the block that `inside` opens, which comes
-    before all that read sizes. `given` returns the value of a `Given`."""
+    """Writes sizes into a kernel, expressions into a block that comes before all that read sizes.
+    `given` returns the value of a `Given`."""
 
-    def __init__(
-        self, writer: Writer, given: Callable[[Given], Value], inside: Callable[[], Any]
-    ) -> None:
-        self.writer, self.given, self.inside = writer, given, inside
-        self._values: dict[Size, Value] = {}
+    writer: Writer
+    given: Callable[[Given], Value]
+    block: Block = field(default_factory=Block)
+    _values: dict[Size, Value] = field(default_factory=dict)
 
     def has(self, size: Size) -> bool:
         """Whether a size is in the kernel already."""
@@ -213,7 +212,7 @@ class SizeValues:
         if isinstance(size, int):
             return self.writer.constant(size, INT64)
         if size not in self._values:
-            with self.inside():
+            with self.writer.inside(self.block):
                 self._values[size] = self._write(size)
         return self._values[size]
 
