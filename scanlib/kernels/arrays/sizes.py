@@ -78,6 +78,8 @@ _KNOWN: dict[str, Callable[..., int]] = {
 
 def _combined(operation: str, *parts: Size) -> Size:
     """Return an expression, or its value where that is known."""
+    if operation in ("add", "mul"):
+        return total(*parts) if operation == "add" else product(*parts)
     if all(isinstance(part, int) for part in parts):
         return _KNOWN[operation](*parts)
     if operation in ("min", "max") and parts[0] == parts[1]:
@@ -143,10 +145,6 @@ class Sizes:
             parts = tuple(map(self.same, size.parts))
             if parts == size.parts:
                 return size
-            if size.operation == "mul":
-                return self.same(product(*parts))
-            if size.operation == "add":
-                return self.same(total(*parts))
             if isinstance(size.operation, str):
                 return self.same(_combined(size.operation, *parts))
             return Expression(size.operation, parts)
