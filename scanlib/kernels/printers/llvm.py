@@ -563,11 +563,6 @@ class _Body:
             self.line(f"{slot} = getelementptr i8, ptr %frame, i64 {8 * place}")
             self.line(f"store {type_text(value.type)} {self.read(value)}, ptr {slot}, align 8")
 
-    @write.register
-    def _(self, statement: ir.End) -> None:
-        self.line(f"ret i64 {statement.code}")
-        self.label(self.names("unreachable")[0])
-
 
 def _flat(lines: list[Any]) -> Iterator[str]:
     """Yield lines, and those of lists among them."""
