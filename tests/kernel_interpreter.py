@@ -154,8 +154,6 @@ class _Run:
                     raise _EndError(ir.INTERRUPTED)
             case ir.Fail(code, operands):
                 raise _EndError(code, tuple(map(read, operands)))
-            case ir.End(code):
-                raise _EndError(code)
             case ir.Move(pointer, source, count):
                 size = int(read(count))
                 read(pointer).item(0, size)[:] = read(source).item(0, size).copy()

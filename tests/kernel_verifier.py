@@ -145,10 +145,10 @@ class _Scope:
                 results = () if result is None else (result,)
                 if any(value.type.lanes > 1 for value in (*results, *operands)):
                     raise KernelError("functions outside of a kernel take numbers and pointers")
-            case ir.Fail(code) if code < 1 or not isinstance(self.root, ir.Kernel):
-                raise KernelError("kernels fail, with a positive code")
-            case ir.End(code) if code > -1 or not isinstance(self.root, ir.Kernel):
-                raise KernelError("kernels end, with a negative code")
+            case ir.Fail(code, values) if code < 0 and values:
+                raise KernelError("an end that is no failure shows no numbers")
+            case ir.Fail(code) if not code or not isinstance(self.root, ir.Kernel):
+                raise KernelError("kernels fail, or end, with a code that is not zero")
             case ir.Poll() if not isinstance(self.root, ir.Kernel):
                 raise KernelError("kernels are interrupted, not functions")
 

@@ -23,8 +23,8 @@ interpreter, which runs them as they are defined, and verify every kernel that t
                 | call [pointer](operand, …)         one that has no result
                 | poll operand, …                    a chance to interrupt the kernel: so many
                                                      steps are done, of how many
-                | fail code, operand, …              ends the kernel; what it wrote stays
-                | end code                           ends it, with a negative code: no failure
+                | fail code, operand, …              ends the kernel; what it wrote stays. It has
+                                                     failed if the code is positive
     function  ::= name(parameter, …) block, results  no stores but to what its pointers say
     kernel    ::= name(parameter, …) block           functions whose result is how it ended
 
@@ -407,17 +407,11 @@ class Poll(Statement):
 
 @dataclass(eq=False)
 class Fail(Statement):
-    """End the kernel with a code, not zero, and numbers that the message will show."""
+    """End the kernel with a code, and numbers that the message will show; a negative code is no
+    failure."""
 
     code: int
     values: tuple[Value, ...]
-
-
-@dataclass(eq=False)
-class End(Statement):
-    """End the kernel with a negative code, which is no failure."""
-
-    code: int
 
 
 INTERRUPTED = -1  # how a kernel ends when a `poll` says so
@@ -485,8 +479,6 @@ def lines_of(statement: Statement) -> Iterator[str]:
             yield f"poll({_listed(steps)})"
         case Fail(code, values):
             yield f"fail {code}({_listed(values)})"
-        case End(code):
-            yield f"end {code}"
 
 
 # Functions and kernels
@@ -554,8 +546,8 @@ def walk(block: Block) -> Iterator[Statement]:
             yield from walk(inner)
 
 
-def functions_of(root: Function | Kernel, shared: bool = True) -> list[Function]:
-    """Return the functions that a kernel needs, each after those that it calls itself.
+def functions_of(*roots: Function | Kernel, shared: bool = True) -> list[Function]:
+    """Return the functions that kernels need, each after those that it calls itself.
 
     Without `shared`, those whose code is shared are left out, and what only they need.
     """
@@ -569,7 +561,8 @@ def functions_of(root: Function | Kernel, shared: bool = True) -> list[Function]
                 visit(statement.function.body)
                 found[statement.function] = None
 
-    visit(root.body)
+    for root in roots:
+        visit(root.body)
     return list(found)
 
 
@@ -760,9 +753,6 @@ class Writer:
 
     def fail(self, code: int, *values: Value) -> None:
         self.block.statements.append(Fail(code, values))
-
-    def end(self, code: int) -> None:
-        self.block.statements.append(End(code))
 
 
 def write_function(

@@ -477,11 +477,9 @@ class Scalars:
             return [self._comparison(COMPARISONS[kind], inputs, dtypes)]
         if kind in (ps.IsNan, ps.IsInf):
             return [self._classified(kind is ps.IsNan, inputs[0], dtypes[0])]
-        if kind is ps.Complex:
-            half = parts_of(made)
-            assert half is not None
-            return [Pair(*(self._value(value, half) for value in inputs))]
         half = parts_of(made)
+        if half is not None and kind is ps.Complex:
+            return [Pair(*(self._value(value, half) for value in inputs))]
         if half is not None and kind in PAIR_RULES:
             pairs = [self.pair(value, half) for value in inputs]
             return [PAIR_RULES[kind](w, *pairs)]

@@ -184,9 +184,6 @@ class Lanes:
     def _shuffled(self, value: Value, places: list[int]) -> Value:
         return self.w.shuffle(value, value, places)
 
-    def constant(self, value: float) -> Value:
-        return self.w.constant(value, self.type)
-
     def splat_last(self, value: Value, group: int) -> Value:
         """Return the last step of a group in all lanes."""
         return self._shuffled(value, [self._lane(group, self.group - 1)] * self.lanes)
@@ -218,11 +215,11 @@ class Lanes:
         for lane in range(self.lanes):
             step = self._step(lane)
             places.append(self._lane(lane // self.group, step - 1) if step else self.lanes)
-        return self.w.shuffle(value, self.constant(first), places)
+        return self.w.shuffle(value, self.w.constant(first, self.type), places)
 
     def by_step(self, number: Callable[[int], Value | None]) -> Value:
         """Return the vector whose lanes hold a number for their steps, None being zero."""
-        result = self.constant(0.0)
+        result: Value = self.w.constant(0.0, self.type)
         for step in range(self.group):
             value = number(step)
             if value is not None:

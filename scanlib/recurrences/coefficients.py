@@ -43,9 +43,9 @@ class Coefficient:
         product = ps.mul(self.value, factor)
         if not _may_leave_range(product) or (isinstance(factor, Constant) and factor.data == 0):
             return Coefficient(product)
-        if _is_ordinary(factor) and not _is_small(factor):
+        if _is_ordinary(factor, 1.0):
             return replace(self, value=product)
-        if _is_ordinary(self.value) and not self.partial and not _is_small(self.value):
+        if _is_ordinary(self.value, 1.0) and not self.partial:
             return Coefficient(product)
         partial, zeros = self.partial, self.zeros
         if not self.partial and not self.zeros and not isinstance(self.value, Constant):
@@ -99,15 +99,8 @@ def _most(value: Variable) -> float:
     return _MOST.get(bits, _MOST[32])
 
 
-def _is_ordinary(value: Variable) -> bool:
-    if not isinstance(value, Constant):
-        return False
-    return bool(1 / _ORDINARY <= np.abs(value.data) <= _ORDINARY)
-
-
-def _is_small(constant: Variable) -> bool:
-    assert isinstance(constant, Constant)
-    return bool(np.abs(constant.data) < 1)
+def _is_ordinary(value: Variable, least: float = 1 / _ORDINARY) -> bool:
+    return isinstance(value, Constant) and bool(least <= np.abs(value.data) <= _ORDINARY)
 
 
 def _is_zero(value: Variable) -> Variable:

@@ -302,10 +302,8 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         for i, value in enumerate(loop.result.states):
             texts = tuple(loop.messages.state_shape(i, axis) for axis in range(value.type.ndim))
             if f"h{i}" not in self.registers or loop.is_traced(f"h{i}"):
-                yield (
-                    value,
-                    Destination(partial(self.row_place, f"h{i}", 0), "StepShapeError", texts),
-                )
+                place = partial(self.row_place, f"h{i}", 0)
+                yield value, Destination(place, "StepShapeError", texts)
         for i, value in enumerate(loop.result.outputs):
             texts = tuple(loop.messages.output_shape(i, axis) for axis in range(value.type.ndim))
             yield value, Destination(partial(self.output_row, i), "StepShapeError", texts)

@@ -101,7 +101,13 @@ class ChunksRun(BlocksRun):
             self.first = self.bound(self.chunk)
             last = self.bound(self.chunk + 1)
             self.last = w.select((self.chunk + 1).equals(self.chunks), self.steps, last)
-            with w.when(~self.is_done()):
+            # Whether it was run from the values that the chunk before it ends with, which are the
+            # values before it from now on.
+            is_done = w.local(False, BOOL)
+            with w.when(self.is_last_round):
+                was_run = w.load(INT64, self.workspace, self.own + self.known).differs(0)
+                w.assign(is_done, self.keep_values(self.own - self.record) & was_run)
+            with w.when(~w.copy(is_done)):
                 w.store(self.workspace, self.own + self.known, w.constant(0, INT64))
                 self.write_runs(self.is_last_round | self.chunk.equals(0))
         with w.when(self.is_last_round) as choice:
@@ -110,17 +116,6 @@ class ChunksRun(BlocksRun):
             self.out.write_word(words.job, LAST)
         write_result(self, self.steps, self.steps)
         return self.finished()
-
-    def is_done(self) -> Value:
-        """Write whether a chunk was run from the values that the one before it ends with.
-
-        These are the values before it from now on.
-        """
-        w, found = self.w, self.w.local(False, BOOL)
-        with w.when(self.is_last_round):
-            was_run = w.load(INT64, self.workspace, self.own + self.known).differs(0)
-            w.assign(found, self.keep_values(self.own - self.record) & was_run)
-        return w.copy(found)
 
     def bound(self, k: Value) -> Value:
         """Write where chunk `k` begins."""

@@ -34,7 +34,7 @@ from scanlib.kernels.arrays.sizes import (
     total,
 )
 from scanlib.kernels.arrays.workspace import Place, Workspace
-from scanlib.kernels.language import BOOL, INT64, POINTER, Block, Kernel, Type, Value
+from scanlib.kernels.language import BOOL, INT64, POINTER, Kernel, Type, Value
 from scanlib.kernels.program import (
     ArrayType,
     Failure,
@@ -346,8 +346,7 @@ class TableReader(Generic[T]):
         self.out = TableKernel(name)
         self.w = self.out.writer
         self.scalars = Scalars(self.w, self.call_outside)
-        self.sizes = Block()  # which come before all that read them
-        self.size_values = SizeValues(self.w, self._given, lambda: self.w.inside(self.sizes))
+        self.size_values = SizeValues(self.w, self._given)
 
     def _given(self, size: Given) -> Value:
         """Write what a size is made of."""
@@ -369,7 +368,7 @@ class TableReader(Generic[T]):
 
     def whole_kernel(self, register: int = Kernel.register, runs_once: bool = False) -> Kernel:
         """Return the kernel that has been written; see `Kernel`."""
-        self.w.block.statements[:0] = self.sizes.statements
+        self.w.block.statements[:0] = self.size_values.block.statements
         return self.out.kernel(register, runs_once)
 
     @property

@@ -148,7 +148,7 @@ class TakesSteps(TableReader[L]):
         if loop.signature.has_stop:
             full = (taken < self.steps) & ~w.copy(self.stopped)
             with w.when(full):
-                w.end(FULL)
+                w.fail(FULL)
         for name in self.rings:
             self.write_last_rows(name, taken)
         write_result(self, self.steps, taken)

@@ -64,14 +64,9 @@ def write_dot(step: Step, node: Apply) -> None:
     shapes = [step.place(left).sizes, step.place(right).sizes]
     text = " times ".join(shape_text(len(shape)) for shape in shapes)
     step.require(a.sizes[1], b.sizes[0], "ValueError", text, [*shapes[0], *shapes[1]])
-    sizes = [
-        *([a.sizes[0]] if left.type.ndim == 2 else []),
-        *([b.sizes[1]] if right.type.ndim == 2 else []),
-    ]
+    sizes = [*a.sizes[: left.type.ndim - 1], *b.sizes[1 : right.type.ndim]]
     target = step.target(out, sizes) if sizes else step.fresh(out.type.dtype, [1])
-    c = target
-    if target.ndim < 2:
-        c = as_matrix(target, is_row=left.type.ndim == 1)
+    c = as_matrix(target, is_row=left.type.ndim == 1)
     if right in step.fixed and right.type.ndim == 2:
         write_product_of_fixed(step, a, b, c)
     else:

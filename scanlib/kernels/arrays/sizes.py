@@ -9,12 +9,11 @@ one that uses it agree.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from pytensor.graph.basic import Apply
 
-from scanlib.kernels.language import INT64, Value, Writer
+from scanlib.kernels.language import INT64, Block, Value, Writer
 from scanlib.kernels.scalars import Number, Scalars, real
 
 
@@ -79,6 +78,8 @@ _KNOWN: dict[str, Callable[..., int]] = {
 
 def _combined(operation: str, *parts: Size) -> Size:
     """Return an expression, or its value where that is known."""
+    if operation in ("add", "mul"):
+        return total(*parts) if operation == "add" else product(*parts)
     if all(isinstance(part, int) for part in parts):
         return _KNOWN[operation](*parts)
     if operation in ("min", "max") and parts[0] == parts[1]:
@@ -144,10 +145,6 @@ class Sizes:
             parts = tuple(map(self.same, size.parts))
             if parts == size.parts:
                 return size
-            if size.operation == "mul":
-                return self.same(product(*parts))
-            if size.operation == "add":
-                return self.same(total(*parts))
             if isinstance(size.operation, str):
                 return self.same(_combined(size.operation, *parts))
             return Expression(size.operation, parts)
@@ -194,15 +191,15 @@ def _occurs(size: Size, whole: Size) -> bool:
     return any(part == size or _occurs(size, part) for part in whole.parts)
 
 
+@dataclass(eq=False)
 class SizeValues:
-    """Writes sizes into a kernel, expressions into the block that `inside` opens, which comes
-    before all that read sizes. `given` returns the value of a `Given`."""
+    """Writes sizes into a kernel, expressions into a block that comes before all that read sizes.
+    `given` returns the value of a `Given`."""
 
-    def __init__(
-        self, writer: Writer, given: Callable[[Given], Value], inside: Callable[[], Any]
-    ) -> None:
-        self.writer, self.given, self.inside = writer, given, inside
-        self._values: dict[Size, Value] = {}
+    writer: Writer
+    given: Callable[[Given], Value]
+    block: Block = field(default_factory=Block)
+    _values: dict[Size, Value] = field(default_factory=dict)
 
     def has(self, size: Size) -> bool:
         """Whether a size is in the kernel already."""
@@ -213,7 +210,7 @@ class SizeValues:
         if isinstance(size, int):
             return self.writer.constant(size, INT64)
         if size not in self._values:
-            with self.inside():
+            with self.writer.inside(self.block):
                 self._values[size] = self._write(size)
         return self._values[size]
 

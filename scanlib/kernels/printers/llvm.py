@@ -71,13 +71,12 @@ def _number_text(value: Any, type: ir.Type) -> str:
 
 def print_function(function: ir.Function) -> str:
     """Return a module with a function and what it calls."""
-    return "\n".join(_module_of(function).function(function, "").text())
+    return "\n".join(_Module().functions(function).function(function, "").text())
 
 
 def shared_functions(*roots: ir.Function | ir.Kernel) -> dict[str, str]:
     """Return the module of each shared function that kernels call, by the function's symbol."""
-    functions = dict.fromkeys(f for root in roots for f in ir.functions_of(root) if f.is_shared)
-    return dict(map(_shared_module, functions))
+    return dict(_shared_module(f) for f in ir.functions_of(*roots) if f.is_shared)
 
 
 def symbol_of(function: ir.Function) -> str:
@@ -90,15 +89,11 @@ _shared: WeakKeyDictionary[ir.Function, tuple[str, str]] = WeakKeyDictionary()
 
 def _shared_module(function: ir.Function) -> tuple[str, str]:
     if function not in _shared:
-        text = "\n".join(_module_of(function).function(function, "", False, "SYMBOL").text())
+        module = _Module().functions(function).function(function, "", False, "SYMBOL")
+        text = "\n".join(module.text())
         symbol = f"{function.name}.{sha256(text.encode()).hexdigest()[:24]}"
         _shared[function] = symbol, text.replace("@SYMBOL(", f"@{symbol}(")
     return _shared[function]
-
-
-def _module_of(function: ir.Function) -> _Module:
-    """Return a module with what a function calls."""
-    return _Module().functions(ir.functions_of(function, shared=False), function)
 
 
 def print_kernels(*kernels: ir.Kernel) -> str:
@@ -106,11 +101,7 @@ def print_kernels(*kernels: ir.Kernel) -> str:
 
     Shared functions are declared: they are modules of their own (`shared_functions`).
     """
-    module = _Module(max(kernel.register for kernel in kernels))
-    functions = dict.fromkeys(
-        f for kernel in kernels for f in ir.functions_of(kernel, shared=False)
-    )
-    module.functions(list(functions), *kernels)
+    module = _Module(max(kernel.register for kernel in kernels)).functions(*kernels)
     for kernel in kernels:
         module.kernel(kernel)
     return "\n".join(module.text())
@@ -139,8 +130,9 @@ class _Module:
         yield from self.definitions
         yield from self.declarations
 
-    def functions(self, functions: list[ir.Function], *roots: ir.Function | ir.Kernel) -> _Module:
-        """Write functions, which are inlined unless `roots` call them many times."""
+    def functions(self, *roots: ir.Function | ir.Kernel) -> _Module:
+        """Write what others call but shared functions, inlined unless it is called many times."""
+        functions = ir.functions_of(*roots, shared=False)
         calls = Counter(
             statement.function
             for root in (*functions, *roots)
@@ -418,10 +410,8 @@ class _Body:
     @write.register
     def _(self, statement: ir.Store) -> None:
         type, text = statement.value.type, self.read(statement.value)
-        place, memory = (
-            self.address(statement.pointer, statement.offset),
-            type_text(type, in_memory=True),
-        )
+        place = self.address(statement.pointer, statement.offset)
+        memory = type_text(type, in_memory=True)
         if type.dtype == "bool":
             wide = self.new()
             self.line(f"{wide} = zext {type_text(type)} {text} to {memory}")
@@ -464,12 +454,8 @@ class _Body:
     @write.register
     def _(self, statement: ir.For) -> None:
         head, body, end = self.names("for", "body", "end")
-        index, first, last = (
-            statement.index.name,
-            self.read(statement.start),
-            self.read(statement.stop),
-        )
-        before = f"before_{head}"
+        index, before = statement.index.name, f"before_{head}"
+        first, last = self.read(statement.start), self.read(statement.stop)
         with self.inside_loop():
             self.line(f"br label %{before}")
             self.label(before)
@@ -576,11 +562,6 @@ class _Body:
             slot = self.new()
             self.line(f"{slot} = getelementptr i8, ptr %frame, i64 {8 * place}")
             self.line(f"store {type_text(value.type)} {self.read(value)}, ptr {slot}, align 8")
-
-    @write.register
-    def _(self, statement: ir.End) -> None:
-        self.line(f"ret i64 {statement.code}")
-        self.label(self.names("unreachable")[0])
 
 
 def _flat(lines: list[Any]) -> Iterator[str]:
