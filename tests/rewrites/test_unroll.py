@@ -144,16 +144,16 @@ def assert_gradients(case, linkers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", half(0, 8))
+@pytest.mark.parametrize("shard", half(0, 4))
 def test_random_values(shard):
-    explore(loops(), lambda case: assert_values(case, ("c", "numba")[shard // 6 :]), shard, 25)
+    explore(loops(), lambda case: assert_values(case, ("c", "numba")[shard // 2 :]), shard, 25)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", half(0, 8))
+@pytest.mark.parametrize("shard", half(0, 4))
 def test_random_gradients(shard):
     cases = loops(dtypes=DIFFERENTIABLE, steps=(1, 2, 3, 4))
-    explore(cases, lambda case: assert_gradients(case, ("c", "numba")[shard // 6 :]), shard, 15)
+    explore(cases, lambda case: assert_gradients(case, ("c", "numba")[shard // 2 :]), shard, 15)
 
 
 # What is written out, and what is left.
