@@ -34,6 +34,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
+from operator import mul, truediv
 from typing import Any
 
 import numpy as np
@@ -291,7 +292,7 @@ class LinearForms:
         """Return a block multiplied or divided by a factor of the rank of its variable."""
         if block.value is None:
             one = np.ones((), self.dtype)
-            value = factor if apply is _times else apply(one, factor)
+            value = factor if apply is mul else apply(one, factor)
             return replace(block, value=value)
         spread = ["x"] * len(self.free(k, block))
         value = apply(block.value, factor.dimshuffle(*spread, *range(factor.type.ndim)))
@@ -410,10 +411,6 @@ def _reshape(op: Op, forms: LinearForms, node: Apply) -> Form:
 # Elementwise operations
 
 
-def _times(part: Variable, by: Variable) -> Variable:
-    return part * by
-
-
 @rule.register(Elemwise)
 def _elemwise(op: Op, forms: LinearForms, node: Apply) -> Form:
     scalar, inputs, out = node.op.scalar_op, node.inputs, node.outputs[0]
@@ -427,9 +424,9 @@ def _elemwise(op: Op, forms: LinearForms, node: Apply) -> Form:
     if isinstance(scalar, ps.Mul) and len(varying) == 1:
         factors = [forms.factor(inp) for inp in inputs if inp is not varying[0]]
         factor = factors[0] if len(factors) == 1 else pt.mul(*factors)
-        return _scaled(forms, varying[0], factor, out, _times)
+        return _scaled(forms, varying[0], factor, out, mul)
     if isinstance(scalar, ps.TrueDiv) and varying == [inputs[0]]:
-        return _scaled(forms, inputs[0], forms.factor(inputs[1]), out, lambda part, by: part / by)
+        return _scaled(forms, inputs[0], forms.factor(inputs[1]), out, truediv)
     raise NotAffineError(f"{describe(out)} is nonlinear in the state")
 
 
@@ -454,7 +451,7 @@ def _total(forms: LinearForms, summands: list[tuple[int, Variable]], out: Variab
         for k, block in forms.form(inp).items():
             block = forms.spread(k, block, inp, out)
             if sign < 0 and not forms.structure:
-                block = forms.scaled(k, block, minus, _times)
+                block = forms.scaled(k, block, minus, mul)
             found.setdefault(k, []).append(block)
     return {k: forms.summed(k, parts) for k, parts in found.items()}
 
