@@ -38,7 +38,7 @@ from scanlib._compat.pymc import (
     logp_rule,
     measurable_ir_rewrites_db,
 )
-from scanlib.ops.graph import conform, substitute
+from scanlib.ops.graph import conform
 from scanlib.ops.loop import Loop, Output, State, past_rows
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.messages import loop_title
@@ -150,11 +150,7 @@ def log_densities(
             "returns what it draws, or a function of it that PyMC can invert, such as exp(draw)"
         ) from error
     known = [conform(row, draw.type) for row, draw in zip(rows, draws, strict=True)]
-    following = substitute(
-        [part.next for part in loop.recurrent], dict(zip(draws, known, strict=True))
-    )
-    for part, value in zip(loop.recurrent, following, strict=True):
-        part.next = value
+    loop.substitute(dict(zip(draws, known, strict=True)))
     loop.outputs = [Output(by_row[row]) for row in rows]
     live = live_parts(loop.recurrent, [output.value for output in loop.outputs])
     loop.states = [part for part in loop.states if part in live]
