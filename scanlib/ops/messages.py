@@ -81,11 +81,9 @@ class Messages:
     def sequence_length(self, position: int) -> str:
         """Numbers: rows of this sequence, steps."""
         text = title("sequence", position, self.labels.sequences[position])
-        needed = "another sequence of the loop has {} rows"
+        needed, fix = "another sequence of the loop has {} rows", "cut what is longer, as in x[:n]"
         if self.signature.has_n_steps:
             needed = f"the loop takes {self.steps_argument}={{}} steps"
-        fix = "cut what is longer, as in x[:n]"
-        if self.signature.has_n_steps:
             fix = "give as many rows as steps"
             if self.labels.function != "loop":  # longer ones have been cut
                 fix = "pass a longer sequence or fewer steps"
