@@ -394,7 +394,6 @@ def _alloc(op: Op, forms: LinearForms, node: Apply) -> Form:
 @rule.register(SplitDims)
 def _reshape(op: Op, forms: LinearForms, node: Apply) -> Form:
     source, out = node.inputs[0], node.outputs[0]
-    forms.only_first(node)
     sizes = tuple(forms.sizes(out))
 
     def change(whole: Variable, lead: int) -> Variable:
@@ -538,7 +537,6 @@ def _sum(op: Op, forms: LinearForms, node: Apply) -> Form:
 def _subtensor(op: Op, forms: LinearForms, node: Apply) -> Form:
     ndim = node.inputs[0].type.ndim
     indices = _all_indices(node, ndim)
-    forms.only_first(node)
     places = [o for o, index in enumerate(indices) if index != slice(None)]
     kept = [o for o, index in enumerate(indices) if isinstance(index, slice)]
     turned = all(_is_whole(index) for index in indices)
@@ -654,7 +652,6 @@ def _joined(
 @rule.register(Split)
 def _split(op: Op, forms: LinearForms, node: Apply) -> list[Form]:
     _, place, splits = split_of(node)
-    forms.only_first(node)
     if place is None:
         raise NotAffineError(f"{describe(node.outputs[0])} is cut along an axis that varies")
     n_parts = len(node.outputs)
