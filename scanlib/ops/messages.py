@@ -124,14 +124,10 @@ class Messages:
         """Return the templates for the nodes of a step with some inputs."""
         labels, names = self.labels, dict[Variable, str | None]()
         names.update(zip(inner.rows, labels.sequences, strict=False))
-        for taps, offsets, name in zip(
-            inner.taps, self.signature.taps, labels.states, strict=False
-        ):
-            if name:
-                names.update(
-                    (tap, name if offset == -1 else f"{name}[{offset}]")
-                    for offset, tap in zip(offsets, taps, strict=True)
-                )
+        states = zip(inner.taps, self.signature.taps, labels.states, strict=False)
+        for taps, offsets, name in states:
+            for offset, tap in zip(offsets, taps, strict=True):
+                names[tap] = name and (name if offset == -1 else f"{name}[{offset}]")
         names.update(zip(inner.carries, labels.carries, strict=False))
         names.update(zip(inner.non_sequences, labels.non_sequences, strict=False))
         known = {variable: name for variable, name in names.items() if name}

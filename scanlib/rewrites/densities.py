@@ -185,12 +185,9 @@ def _read_values(loop: Loop, part: State | Output, draw: Variable, value: Variab
 
 def _first_draw(outputs: Sequence[Variable]) -> Variable | None:
     """Return something that is drawn in a graph."""
-    for variable in ancestors(outputs):
-        node = variable.owner
-        is_drawn = node is not None and any(isinstance(v.type, RandomType) for v in node.inputs)
-        if is_drawn and not isinstance(variable.type, RandomType):
-            return variable
-    return None
+    values = (v for v in ancestors(outputs) if not isinstance(v.type, RandomType) and v.owner)
+    drawn = (v for v in values if any(isinstance(x.type, RandomType) for x in v.owner.inputs))
+    return next(drawn, None)
 
 
 def support_points(fgraph: FunctionGraph, rewrite: Callable[[FunctionGraph], Any]) -> None:
