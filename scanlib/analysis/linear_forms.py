@@ -34,6 +34,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
+from operator import mul, truediv
 from typing import Any
 
 import numpy as np
@@ -291,7 +292,7 @@ class LinearForms:
         """Return a block multiplied or divided by a factor of the rank of its variable."""
         if block.value is None:
             one = np.ones((), self.dtype)
-            value = factor if apply is _times else apply(one, factor)
+            value = factor if apply is mul else apply(one, factor)
             return replace(block, value=value)
         spread = ["x"] * len(self.free(k, block))
         value = apply(block.value, factor.dimshuffle(*spread, *range(factor.type.ndim)))
@@ -393,7 +394,6 @@ def _alloc(op: Op, forms: LinearForms, node: Apply) -> Form:
 @rule.register(SplitDims)
 def _reshape(op: Op, forms: LinearForms, node: Apply) -> Form:
     source, out = node.inputs[0], node.outputs[0]
-    forms.only_first(node)
     sizes = tuple(forms.sizes(out))
 
     def change(whole: Variable, lead: int) -> Variable:
@@ -410,10 +410,6 @@ def _reshape(op: Op, forms: LinearForms, node: Apply) -> Form:
 # Elementwise operations
 
 
-def _times(part: Variable, by: Variable) -> Variable:
-    return part * by
-
-
 @rule.register(Elemwise)
 def _elemwise(op: Op, forms: LinearForms, node: Apply) -> Form:
     scalar, inputs, out = node.op.scalar_op, node.inputs, node.outputs[0]
@@ -427,9 +423,9 @@ def _elemwise(op: Op, forms: LinearForms, node: Apply) -> Form:
     if isinstance(scalar, ps.Mul) and len(varying) == 1:
         factors = [forms.factor(inp) for inp in inputs if inp is not varying[0]]
         factor = factors[0] if len(factors) == 1 else pt.mul(*factors)
-        return _scaled(forms, varying[0], factor, out, _times)
+        return _scaled(forms, varying[0], factor, out, mul)
     if isinstance(scalar, ps.TrueDiv) and varying == [inputs[0]]:
-        return _scaled(forms, inputs[0], forms.factor(inputs[1]), out, lambda part, by: part / by)
+        return _scaled(forms, inputs[0], forms.factor(inputs[1]), out, truediv)
     raise NotAffineError(f"{describe(out)} is nonlinear in the state")
 
 
@@ -454,7 +450,7 @@ def _total(forms: LinearForms, summands: list[tuple[int, Variable]], out: Variab
         for k, block in forms.form(inp).items():
             block = forms.spread(k, block, inp, out)
             if sign < 0 and not forms.structure:
-                block = forms.scaled(k, block, minus, _times)
+                block = forms.scaled(k, block, minus, mul)
             found.setdefault(k, []).append(block)
     return {k: forms.summed(k, parts) for k, parts in found.items()}
 
@@ -541,7 +537,6 @@ def _sum(op: Op, forms: LinearForms, node: Apply) -> Form:
 def _subtensor(op: Op, forms: LinearForms, node: Apply) -> Form:
     ndim = node.inputs[0].type.ndim
     indices = _all_indices(node, ndim)
-    forms.only_first(node)
     places = [o for o, index in enumerate(indices) if index != slice(None)]
     kept = [o for o, index in enumerate(indices) if isinstance(index, slice)]
     turned = all(_is_whole(index) for index in indices)
@@ -657,7 +652,6 @@ def _joined(
 @rule.register(Split)
 def _split(op: Op, forms: LinearForms, node: Apply) -> list[Form]:
     _, place, splits = split_of(node)
-    forms.only_first(node)
     if place is None:
         raise NotAffineError(f"{describe(node.outputs[0])} is cut along an axis that varies")
     n_parts = len(node.outputs)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, walk
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import Alloc, ScalarFromTensor, TensorFromScalar
@@ -217,17 +217,13 @@ class ScalarValues:
 
 def _values(outputs: list[Variable]) -> set[Variable]:
     """Return the tensors that outputs are computed from; sizes of arrays do not count."""
-    found: set[Variable] = set()
-    pending = list(outputs)
-    while pending:
-        variable = pending.pop()
-        if variable in found:
-            continue
-        found.add(variable)
-        if variable.owner is not None:
-            op, inputs = variable.owner.op, variable.owner.inputs
-            pending += inputs[:1] if isinstance(op, Alloc) else inputs
-    return {variable for variable in found if is_tensor(variable)}
+
+    def inputs_of(variable: Variable) -> list[Variable]:
+        node = variable.owner
+        inputs = [] if node is None else node.inputs
+        return inputs[:1] if inputs and isinstance(node.op, Alloc) else inputs
+
+    return set(filter(is_tensor, walk(outputs, inputs_of)))
 
 
 def _before(new_order: tuple, axes: Axes, node: Apply) -> Axes:

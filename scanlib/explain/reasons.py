@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
+from pytensor.graph.traversal import walk
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce
@@ -164,18 +165,17 @@ def _unfollowed(loop: Loop) -> tuple[list[str], list[Obstacle]]:
 
 
 def _reached(result: Variable) -> Iterable[Variable]:
-    """Yield the computed values that a result depends on, but for shapes, the nearest first."""
-    pending, seen = [result], set()
-    while pending:
-        value = pending.pop(0)
-        if value in seen or value.owner is None or isinstance(value.owner.op, Shape | Shape_i):
-            continue
-        seen.add(value)
-        if isinstance(value.owner.op, Alloc | SpecifyShape):
-            pending.append(value.owner.inputs[0])
-            continue
-        yield value
-        pending += value.owner.inputs
+    """Return the computed values that a result depends on, but for shapes, the nearest first."""
+    others, passed = (Shape, Shape_i), (Alloc, SpecifyShape)
+
+    def inputs_of(value: Variable) -> list[Variable]:
+        if value.owner is None or isinstance(value.owner.op, others):
+            return []
+        inputs = value.owner.inputs
+        return inputs[:1] if isinstance(value.owner.op, passed) else inputs
+
+    found = (value for value in walk([result], inputs_of) if value.owner is not None)
+    return (value for value in found if not isinstance(value.owner.op, others + passed))
 
 
 def listed(words: list[str], most: int = 99) -> str:

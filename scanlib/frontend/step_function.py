@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors, graph_inputs, toposort
 from pytensor.graph.utils import MissingInputError
 from pytensor.scan.utils import until as classic_until
@@ -396,16 +396,12 @@ def captured_variables(
     of a mixture is derived from it.
     """
     nodes = list(toposort(outputs, blockers=list(placeholders)))
-    fixed = [out for node in nodes if _is_fixed_draw(node) for out in node.outputs]
+    draws = [node for node in nodes if isinstance(node.op, RNGConsumerOp)]
+    free = [n for n in draws if not any(isinstance(inp.type, RandomType) for inp in n.inputs)]
+    fixed = [out for node in free for out in node.outputs]
     dependent = depends_on(outputs, [*placeholders, *fixed])
     read = read_from_outside(nodes, outputs, dependent)
     return [variable for variable in read if not isinstance(variable, Constant)]
-
-
-def _is_fixed_draw(node: Apply) -> bool:
-    """Whether a node is a distribution that needs no generator."""
-    is_draw = isinstance(node.op, RNGConsumerOp)
-    return is_draw and not any(isinstance(inp.type, RandomType) for inp in node.inputs)
 
 
 def check_strict(captured: Sequence[Variable], non_sequences: Sequence[Variable]) -> None:

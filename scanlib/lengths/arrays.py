@@ -27,8 +27,7 @@ from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import INDEX_WRITES, join_of
 from scanlib.lengths.forms import LengthForm, Symbol, learn, minimum, number, resolve
-from scanlib.lengths.numbers import constant_index, indices_of, measured
-from scanlib.lengths.steps import steps_of
+from scanlib.lengths.numbers import constant_index, indices_of, measured, steps_of
 
 NONE = number(0)
 # The result has the shape of the first input.

@@ -21,7 +21,7 @@ from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.forms import LengthForm, Symbol
-from scanlib.lengths.steps import steps_of
+from scanlib.lengths.numbers import steps_of
 
 # What makes a number of numbers, puts them side by side, or makes something of those.
 COMPUTE = (

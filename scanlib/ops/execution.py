@@ -13,7 +13,7 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
 
-from scanlib.lengths.steps import Steps
+from scanlib.lengths.numbers import Steps
 from scanlib.ops.python_loop import PythonLoop
 from scanlib.ops.signature import Signature
 

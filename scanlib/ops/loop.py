@@ -343,8 +343,7 @@ class Loop:
             associative=self.associative,
         )
         node = op.make_node(*inputs)
-        parts = signature.split_outputs(node.outputs)
-        return Results(parts.histories, parts.carries, parts.outputs, node)
+        return Results(*signature.split_outputs(node.outputs), node)
 
     def results(self) -> dict[Part, Variable]:
         """Apply the loop; return the result of each part."""

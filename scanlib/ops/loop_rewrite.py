@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 from pytensor.graph.features import Feature, ReplaceValidate
-from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.fg import AbstractFunctionGraph, FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, NodeRewriter, dfs_rewriter
 from pytensor.graph.utils import InconsistencyError
 
@@ -58,6 +58,14 @@ def record_in(fgraph: FunctionGraph, kind: type[Record]) -> Record:
         found = kind()
         fgraph.attach_feature(found)
     return found
+
+
+def holds(graph: AbstractFunctionGraph, is_wanted: Callable[[Apply], bool]) -> bool:
+    """Whether a graph, or the step of a loop in it, has a node of some kind."""
+    return any(
+        is_wanted(node) or (isinstance(node.op, Scan) and holds(node.op.body, is_wanted))
+        for node in graph.apply_nodes
+    )
 
 
 def failures_of(fgraph: FunctionGraph) -> list[RewriteFailure]:

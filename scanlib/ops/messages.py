@@ -81,11 +81,9 @@ class Messages:
     def sequence_length(self, position: int) -> str:
         """Numbers: rows of this sequence, steps."""
         text = title("sequence", position, self.labels.sequences[position])
-        needed = "another sequence of the loop has {} rows"
+        needed, fix = "another sequence of the loop has {} rows", "cut what is longer, as in x[:n]"
         if self.signature.has_n_steps:
             needed = f"the loop takes {self.steps_argument}={{}} steps"
-        fix = "cut what is longer, as in x[:n]"
-        if self.signature.has_n_steps:
             fix = "give as many rows as steps"
             if self.labels.function != "loop":  # longer ones have been cut
                 fix = "pass a longer sequence or fewer steps"
@@ -126,14 +124,10 @@ class Messages:
         """Return the templates for the nodes of a step with some inputs."""
         labels, names = self.labels, dict[Variable, str | None]()
         names.update(zip(inner.rows, labels.sequences, strict=False))
-        for taps, offsets, name in zip(
-            inner.taps, self.signature.taps, labels.states, strict=False
-        ):
-            if name:
-                names.update(
-                    (tap, name if offset == -1 else f"{name}[{offset}]")
-                    for offset, tap in zip(offsets, taps, strict=True)
-                )
+        states = zip(inner.taps, self.signature.taps, labels.states, strict=False)
+        for taps, offsets, name in states:
+            for offset, tap in zip(offsets, taps, strict=True):
+                names[tap] = name and (name if offset == -1 else f"{name}[{offset}]")
         names.update(zip(inner.carries, labels.carries, strict=False))
         names.update(zip(inner.non_sequences, labels.non_sequences, strict=False))
         known = {variable: name for variable, name in names.items() if name}

@@ -141,16 +141,11 @@ class PythonLoop:
     def taps(self) -> list[tuple[int, int, int]]:
         """What a step reads of states: which, and the place before the first step, and whether it
         moves on with the steps."""
+        own = self.signature
+        states = enumerate(zip(own.taps, own.depths, own.untraced, strict=True))
         return [
-            (i, -tap - untraced if self.signature.reverse else depth + tap, not untraced)
-            for i, (taps, depth, untraced) in enumerate(
-                zip(
-                    self.signature.taps,
-                    self.signature.depths,
-                    self.signature.untraced,
-                    strict=True,
-                )
-            )
+            (i, -tap - untraced if own.reverse else depth + tap, not untraced)
+            for i, (taps, depth, untraced) in states
             for tap in taps
         ]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
-from scanlib.lengths.steps import Rows, Steps
+from scanlib.lengths.numbers import Rows, Steps
 
 
 class OuterInputs(NamedTuple):

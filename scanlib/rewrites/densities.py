@@ -38,7 +38,7 @@ from scanlib._compat.pymc import (
     logp_rule,
     measurable_ir_rewrites_db,
 )
-from scanlib.ops.graph import conform, substitute
+from scanlib.ops.graph import conform
 from scanlib.ops.loop import Loop, Output, State, past_rows
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.messages import loop_title
@@ -150,11 +150,7 @@ def log_densities(
             "returns what it draws, or a function of it that PyMC can invert, such as exp(draw)"
         ) from error
     known = [conform(row, draw.type) for row, draw in zip(rows, draws, strict=True)]
-    following = substitute(
-        [part.next for part in loop.recurrent], dict(zip(draws, known, strict=True))
-    )
-    for part, value in zip(loop.recurrent, following, strict=True):
-        part.next = value
+    loop.substitute(dict(zip(draws, known, strict=True)))
     loop.outputs = [Output(by_row[row]) for row in rows]
     live = live_parts(loop.recurrent, [output.value for output in loop.outputs])
     loop.states = [part for part in loop.states if part in live]
@@ -189,12 +185,9 @@ def _read_values(loop: Loop, part: State | Output, draw: Variable, value: Variab
 
 def _first_draw(outputs: Sequence[Variable]) -> Variable | None:
     """Return something that is drawn in a graph."""
-    for variable in ancestors(outputs):
-        node = variable.owner
-        is_drawn = node is not None and any(isinstance(v.type, RandomType) for v in node.inputs)
-        if is_drawn and not isinstance(variable.type, RandomType):
-            return variable
-    return None
+    values = (v for v in ancestors(outputs) if not isinstance(v.type, RandomType) and v.owner)
+    drawn = (v for v in values if any(isinstance(x.type, RandomType) for x in v.owner.inputs))
+    return next(drawn, None)
 
 
 def support_points(fgraph: FunctionGraph, rewrite: Callable[[FunctionGraph], Any]) -> None:

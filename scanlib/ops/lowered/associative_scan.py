@@ -20,7 +20,7 @@ from typing import Any
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 
-from scanlib.lengths.steps import Steps
+from scanlib.lengths.numbers import Steps
 from scanlib.ops.scan import Scan
 
 

@@ -29,7 +29,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 
-from scanlib.lengths.steps import Steps
+from scanlib.lengths.numbers import Steps
 from scanlib.ops.gradient.pullback import pullback
 from scanlib.ops.graph import Variables
 from scanlib.ops.lowered.solved_loop import SolvedLoop

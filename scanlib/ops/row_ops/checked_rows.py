@@ -18,7 +18,7 @@ from pytensor.graph.op import Op
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.shape import Shape_i
 
-from scanlib.lengths.steps import Rows, Steps
+from scanlib.lengths.numbers import Rows, Steps
 from scanlib.ops.errors import ConvergenceError, SequenceLengthError
 from scanlib.ops.graph import Variables
 

@@ -15,7 +15,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.type import TensorType
 
-from scanlib.lengths.steps import Rows, Steps
+from scanlib.lengths.numbers import Rows, Steps
 
 
 class PaddedRows(Op):

@@ -24,10 +24,6 @@ from scanlib.ops.graph import Variables
 from scanlib.ops.row_ops.linear_op import LinearOp
 
 
-def _integer(value: Any) -> Variable:
-    return pt.cast(pt.as_tensor_variable(value), "int64")
-
-
 class SplitRows(LinearOp):
     """The first ``count * length`` rows of an array, cut into segments: a view."""
 
@@ -36,7 +32,7 @@ class SplitRows(LinearOp):
 
     def make_node(self, value: Variable, count: Any, length: Any) -> Apply:
         value = pt.as_tensor_variable(value)
-        count, length = _integer(count), _integer(length)
+        count, length = (pt.cast(pt.as_tensor_variable(n), "int64") for n in (count, length))
         sizes = (constant_integer(count), constant_integer(length), *value.type.shape[1:])
         return Apply(self, [value, count, length], [TensorType(value.type.dtype, shape=sizes)()])
 

@@ -49,7 +49,7 @@ from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.counted_rows import read_counted_rows
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, Sequence, State
-from scanlib.ops.loop_rewrite import LoopRewrite, RewriteFailure, record_in
+from scanlib.ops.loop_rewrite import LoopRewrite, RewriteFailure, holds, record_in
 from scanlib.ops.row_ops.triangular import returns_other_shapes
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt.adopt_batches import adopt_batches, is_batch
@@ -413,7 +413,7 @@ class AdoptLoops(LoopRewrite):
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         if self.when_enabled and not config.scanlib__adopt:
             return
-        if not _holds_legacy(fgraph):
+        if not holds(fgraph, _is_legacy):
             return
         self.adopt_all(fgraph, record_in(fgraph, AdoptionRecord))
 
@@ -421,7 +421,7 @@ class AdoptLoops(LoopRewrite):
         """Adopt the loops of a graph, in the order in which they are computed."""
 
         def inside(body: FunctionGraph) -> None:
-            if _holds_legacy(body):
+            if holds(body, _is_legacy):
                 body.attach_feature(ReplaceValidate())
                 self.adopt_all(body, record)
 
@@ -443,20 +443,15 @@ class AdoptLoops(LoopRewrite):
                         continue
                     replace(fgraph, replacements, "scanlib_adopt")
                     record.note(node.op)
-            elif isinstance(node.op, Scan) and _holds_legacy(node.op.body):
+            elif isinstance(node.op, Scan) and holds(node.op.body, _is_legacy):
                 with self.attempt(fgraph, node):
                     replace(fgraph, rewrite_step(node, inside), "scanlib_adopt")
         tidy(fgraph)
 
 
-def _holds_legacy(graph: FunctionGraph) -> bool:
-    """Whether there are loops of `pytensor.scan` in a graph, or in the steps of its loops."""
-    return any(
-        is_legacy_scan(node.op)
-        or is_batch(node.op)
-        or (isinstance(node.op, Scan) and _holds_legacy(node.op.body))
-        for node in graph.apply_nodes
-    )
+def _is_legacy(node: Apply) -> bool:
+    """Whether a node is a loop of `pytensor.scan`, or a batch of such loops."""
+    return is_legacy_scan(node.op) or is_batch(node.op)
 
 
 def tidy(fgraph: FunctionGraph) -> None:

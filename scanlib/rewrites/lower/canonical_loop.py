@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from operator import add
+from typing import TypeVar
 
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
@@ -29,6 +30,8 @@ from scanlib.ops.loop import Carry, Loop, NonSequence, State
 from scanlib.ops.shapes import output_row_shapes
 from scanlib.rewrites.edit import rewrite_body
 from scanlib.rewrites.pytensor_rewrites import CANONICAL, run_query
+
+RecurrentPart = TypeVar("RecurrentPart", State, Carry, State | Carry)
 
 
 def canonical_loop(node: Apply, simplified: bool = True) -> Loop:
@@ -55,12 +58,14 @@ def added_up(part: State | Carry, readers: Readers) -> Variable | None:
     return added if added.type.ndim == part.type.ndim else None
 
 
-def split_sums(loop: Loop) -> tuple[list[tuple[Carry, Variable]], list[Carry]]:
-    """Return the carries that only add up, each with what a step adds, and the other carries."""
+def split_sums(
+    loop: Loop, parts: Sequence[RecurrentPart]
+) -> tuple[list[tuple[RecurrentPart, Variable]], list[RecurrentPart]]:
+    """Return the parts of a loop that only add up, each with what a step adds, and the others."""
     readers = readers_of(loop.body_outputs())
-    found = [(carry, added_up(carry, readers)) for carry in loop.carries]
-    sums = [(carry, added) for carry, added in found if added is not None]
-    return sums, [carry for carry, added in found if added is None]
+    found = [(part, added_up(part, readers)) for part in parts]
+    sums = [(part, added) for part, added in found if added is not None]
+    return sums, [part for part, added in found if added is None]
 
 
 def additions_as_sums(loop: Loop) -> None:

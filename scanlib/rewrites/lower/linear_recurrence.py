@@ -63,14 +63,12 @@ from scanlib.ops.graph import (
     depends_on,
     is_tensor,
     reached_by,
-    readers_of,
     substitute,
 )
 from scanlib.ops.loop import Carry, Loop, Part, State
 from scanlib.ops.small_arrays import works_on_numbers
 from scanlib.rewrites.lower.canonical_loop import (
     BodySizes,
-    added_up,
     canonical_loop,
     reads_shape,
     split_sums,
@@ -178,7 +176,7 @@ def find_recurrence(node: Apply, at_any_cost: bool = False) -> tuple[Loop, Roles
         raise NotLinearError("the loop may stop early")
     if loop.truncate_gradient != -1:
         raise NotLinearError("its gradient is truncated")
-    slots = slots_of([*loop.states, *split_sums(loop)[1]])
+    slots = slots_of([*loop.states, *split_sums(loop, loop.carries)[1]])
     check_types(slots)
     values, nexts = [slot.value for slot in slots], [slot.next for slot in slots]
     if not at_any_cost:
@@ -221,7 +219,7 @@ def shift_carries(loop: Loop) -> dict[Part, Variable]:
     computed. The loop is changed to have the `u` in the place of the `c`; the `g` of each carry is
     returned, none where it was not changed.
     """
-    _, recurrent = split_sums(loop)
+    _, recurrent = split_sums(loop, loop.carries)
     outputs = loop.body_outputs()
     values = {carry.value for carry in loop.carries}  # sums are no part of the recurrence
     found: dict[Part, Variable] = {}
@@ -367,7 +365,7 @@ class _Search:
         self.sizes = BodySizes(loop)
         made = self.sizes.cut(loop, list(shifts.values()))
         self.shift_of = dict(zip(shifts, made, strict=True))
-        self.sums, carries = split_sums(loop)
+        self.sums, carries = split_sums(loop, loop.carries)
         self.slots = slots_of([*loop.states, *carries])
         self.rows = {sequence.row for sequence in loop.sequences}
 
@@ -413,8 +411,7 @@ class _Search:
             raise NotLinearError("its states are multiplied number by number")
         if numbers and _reads_items(loop):
             raise NotLinearError("its numbers read single items, at places that the steps compute")
-        readers = readers_of(loop.body_outputs())
-        if all(added_up(slot.part, readers) is not None for slot in self.slots):
+        if not split_sums(loop, [slot.part for slot in self.slots])[1]:
             raise NotLinearError("its states only add up what the steps compute")
         batch = self.batch()
         blocks = self.blocks(self.forms, batch)

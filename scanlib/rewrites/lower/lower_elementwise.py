@@ -18,7 +18,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import MergeOptimizer, dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import ancestors, toposort, walk
 from pytensor.scalar import basic as ps
 from pytensor.scalar.basic import Add
 from pytensor.tensor.basic import Alloc
@@ -316,17 +316,15 @@ def _total_sums(fgraph: FunctionGraph) -> list[Apply]:
 
 def _loops_below(total: Apply) -> set[Apply]:
     """Return the loops whose results an elementwise expression reads directly."""
-    loops: set[Apply] = set()
-    pending = [total.inputs[0]]
-    while pending:
-        node = pending.pop().owner
-        if node is None:
-            continue
-        if isinstance(node.op, Elemwise | Subtensor):
-            pending.extend(node.inputs[:1] if isinstance(node.op, Subtensor) else node.inputs)
-        elif is_loop(node):
-            loops.add(node)
-    return loops
+
+    def inputs_of(variable: Variable) -> list[Variable]:
+        node = variable.owner
+        if node is None or not isinstance(node.op, Elemwise | Subtensor):
+            return []
+        return node.inputs[:1] if isinstance(node.op, Subtensor) else node.inputs
+
+    above = (variable.owner for variable in walk(total.inputs[:1], inputs_of))
+    return {node for node in above if node is not None and is_loop(node)}
 
 
 def _fuse(fgraph: FunctionGraph, node: Apply, totals: list[Apply]) -> dict[Variable, Variable]:

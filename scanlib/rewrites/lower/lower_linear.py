@@ -94,15 +94,12 @@ class LinearLowering:
         self.over_time = OverTime(loop, sequences)
         pieces = parts.pieces
         self.pieces = pieces and pieces.changed(lambda size: self.over_time.value(size)[0])
-        self.start = self.initial()
-
-    def initial(self) -> Variable:
-        """Return the state before all steps, with an axis of time."""
-        slots = self.parts.slots
+        # The state before all steps, with an axis of time.
+        self.start = parts.slots[0].part.initial
         if self.pieces is not None:
-            return self.pieces.joined([slot.initial(self.loop.reverse) for slot in slots])[None]
-        part = slots[0].part
-        return part.initial if isinstance(part, State) else part.initial[None]
+            self.start = self.pieces.joined([s.initial(loop.reverse) for s in parts.slots])[None]
+        elif isinstance(parts.slots[0].part, Carry):
+            self.start = self.start[None]
 
     def of_slot(self, rows: Variable, k: int) -> Variable:
         """Return the values of one slot in rows of the state."""

@@ -17,7 +17,6 @@ from pytensor.graph.fg import FunctionGraph
 
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.gradient.checkpointed import Nest, nest_of, segments_name
-from scanlib.ops.loop import Loop
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.simplify.last_rows import LastRow, is_loop, last_row_reads, tap_of_view
 
@@ -56,7 +55,7 @@ def _as_nest(
 ) -> dict[Variable, Variable]:
     """Return the results of a loop as those of a loop over segments and of a tail."""
     loop, histories = edit.loop, edit.node.outputs[: len(edit.loop.states)]
-    others = edit.node.outputs[len(histories) :]
+    others, steps = edit.node.outputs[len(histories) :], loop.length()
     results = dict(zip(others, [*nest.carries, *nest.outputs], strict=True))
     for history, state, trace, final, (last, whole) in zip(
         histories, loop.states, nest.traces, nest.ends, reads, strict=True
@@ -67,11 +66,7 @@ def _as_nest(
                 if position == 0 and tap_of_view(client, state.depth) == 0:
                     results[client.outputs[0]] = trace
         else:
-            results.update({read.old: _last_row(loop, read, final) for read in last})
+            for read in last:
+                is_there = read.exists(constant_integer(steps))
+                results[read.old] = read.of(final) if is_there else read.checked(loop, final, steps)
     return results
-
-
-def _last_row(loop: Loop, read: LastRow, rows: Variable) -> Variable:
-    steps = loop.length()
-    known = read.exists(constant_integer(steps))
-    return read.of(rows) if known else read.checked(loop, rows, steps)

@@ -9,10 +9,11 @@ negative scale has no density instead of ending a sampler's run.
 from __future__ import annotations
 
 from pytensor.compile.mode import optdb
+from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
 from pytensor.raise_op import CheckAndRaise
 
-from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.loop_rewrite import LoopRewrite, holds
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import rewrite_step
 from scanlib.rewrites.pytensor_rewrites import CANONICAL
@@ -35,16 +36,12 @@ class ChecksInSteps(LoopRewrite):
         # This rewrite is registered under the same name: it finds the loops in the step.
         query = CANONICAL.including(self.tag)
         for node in list(fgraph.toposort()):
-            if isinstance(node.op, Scan) and _has_checks(node.op.body):
+            if isinstance(node.op, Scan) and holds(node.op.body, _is_check):
                 with self.attempt(fgraph, node):
                     found = rewrite_step(node, lambda body: optdb.query(query).rewrite(body))
                     replace(fgraph, found, "scanlib_parameter_checks")
 
 
-def _has_checks(body: FunctionGraph) -> bool:
-    """Whether a step, or a loop in it, checks parameters of densities."""
-    return any(
-        (isinstance(node.op, CheckAndRaise) and hasattr(node.op, "can_be_replaced_by_ninf"))
-        or (isinstance(node.op, Scan) and _has_checks(node.op.body))
-        for node in body.apply_nodes
-    )
+def _is_check(node: Apply) -> bool:
+    """Whether a node checks a parameter of a density."""
+    return isinstance(node.op, CheckAndRaise) and hasattr(node.op, "can_be_replaced_by_ninf")

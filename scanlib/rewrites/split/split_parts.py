@@ -20,9 +20,9 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.elemwise import Elemwise
 
-from scanlib.ops.graph import depends_on, is_tensor, readers_of
+from scanlib.ops.graph import depends_on, is_tensor
 from scanlib.ops.loop import Carry, Loop, Output, State
-from scanlib.rewrites.lower.canonical_loop import added_up
+from scanlib.rewrites.lower.canonical_loop import split_sums
 from scanlib.rewrites.over_time.split_cost import (
     BOUND,
     HEAVY,
@@ -51,15 +51,7 @@ class SplitParts:
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        self.sums: list[tuple[State | Carry, Variable]] = []
-        self.recurrent: list[State | Carry] = []
-        readers = readers_of(loop.body_outputs())
-        for part in loop.recurrent:
-            added = added_up(part, readers)
-            if added is None:
-                self.recurrent.append(part)
-            else:
-                self.sums.append((part, added))
+        self.sums, self.recurrent = split_sums(loop, loop.recurrent)
         reads = [v for part in self.recurrent for v in part.taps.values()]
         rows = [sequence.row for sequence in loop.sequences]
         roots = [*loop.body_outputs(), *(added for _, added in self.sums)]
