@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scanlib.kernels.language import BOOL, INT64, Local, Type, Value, Writer
+from scanlib.kernels.language import BOOL, Local, Type, Value, Writer
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import Number, Pair
-from scanlib.kernels.spans import Items, Same, Span, any_lane, walk
+from scanlib.kernels.spans import Items, Same, Span, any_lane
 
 # Bounds of coefficients by dtype: products of eight are normal numbers.
 LOWEST = {"float64": 2.0**-120, "float32": 2.0**-15}
@@ -99,14 +99,19 @@ def some(w: Writer, items: Items, n: Value, test: Test) -> Value:
     """Write a pass over the first items, and return whether a test holds for any."""
     if isinstance(items, Same):
         return test(w, items.real(0)) < 0
-    lanes = SIDE_BY_SIDE * register_bytes() // items.itemsize
-    found = {count: Found(w, Type(items.dtype, count)) for count in (1, lanes)}
-
-    def look(j: Value, count: int) -> None:
-        found[count].look(items.real(j, count), test)
-
-    walk(w, w.constant(0, INT64), n, [lanes], look)
-    return found[lanes].anything() | found[1].anything()
+    lanes = register_bytes() // items.itemsize
+    size = SIDE_BY_SIDE * lanes
+    found = [Found(w, Type(items.dtype, lanes)) for _ in range(SIDE_BY_SIDE)]
+    rest = Found(w, Type(items.dtype))
+    middle = n & -size
+    with w.loop(0, middle, size) as j:
+        for k, own in enumerate(found):
+            own.look(items.real(j + k * lanes, lanes), test)
+    with w.loop(middle, n) as j:
+        rest.look(items.real(j), test)
+    for own in found[1:]:
+        found[0].add(w.copy(own.place))
+    return found[0].anything() | rest.anything()
 
 
 def some_one_by_one(w: Writer, items: Span, n: Value, test: Callable[[Number], Value]) -> Value:
@@ -127,6 +132,10 @@ class Found:
         self.w, self.most = w, most
         word = kind.of(WORDS.get(kind.dtype, "int8"))
         self.place: Local = w.local(w.constant(0, word))
+        # The largest of two integers takes one instruction, but of 64 bits in short registers.
+        self.largest: Local | None = None
+        if most is not None and (word.itemsize == 4 or word.itemsize * word.lanes == 64):
+            self.largest = w.local(w.constant(0, word))
 
     def add(self, words: Value) -> None:
         self.w.assign(self.place, self.w.copy(self.place) | words)
@@ -138,9 +147,18 @@ class Found:
 
     def values(self, value: Value) -> None:
         """Look for numbers that are too large, or not finite."""
-        if self.most is not None:
+        if self.most is None:
+            return
+        if self.largest is None:
             self.look(value, above(self.most))
+            return
+        bits, largest = size_bits(self.w, value), self.w.copy(self.largest)
+        self.w.assign(self.largest, self.w.select(bits > largest, bits, largest))
 
     def anything(self) -> Value:
         """Return whether something was found."""
-        return any_lane(self.w, self.w.copy(self.place) < 0)
+        w = self.w
+        if self.largest is not None and self.most is not None:
+            dtype = {"int64": "float64", "int32": "float32"}[self.largest.type.dtype]
+            self.add(bits_of(self.most, dtype) - w.copy(self.largest))
+        return any_lane(w, w.copy(self.place) < 0)
