@@ -14,6 +14,13 @@ COST = 2000 * rng.random((5, 5))
 LINKERS = {**MODES, "FAST_COMPILE": "FAST_COMPILE", "JAX": "JAX"}
 
 
+@pytest.fixture(params=LINKERS)
+def linker(request):
+    if request.param == "JAX":
+        pytest.importorskip("jax")
+    return request.param
+
+
 def plain_walk(cost, steps):
     g, rows = np.zeros(len(cost)), []
     for _ in range(steps):
@@ -23,10 +30,7 @@ def plain_walk(cost, steps):
     return np.array(rows)
 
 
-@pytest.mark.parametrize("linker", LINKERS)
 def test_sinkhorn(linker):
-    if linker == "JAX":
-        pytest.importorskip("jax")
     cost = pt.dmatrix("cost")
 
     def step(f, g, cost):
@@ -48,10 +52,7 @@ def test_sinkhorn(linker):
         np.testing.assert_allclose(derivative[place], (ends[0] - ends[1]) / 2e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("linker", LINKERS)
 def test_loop_in_a_loop(linker):
-    if linker == "JAX":
-        pytest.importorskip("jax")
     x = pt.dmatrix("x")
 
     def inner(v, h):
@@ -95,11 +96,8 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("linker", LINKERS)
 @pytest.mark.parametrize("name", STEPS)
 def test_naive_forms(name, linker):
-    if linker == "JAX":
-        pytest.importorskip("jax")
     step, plain = STEPS[name]
     W, start = pt.dmatrix("W"), pt.dvector("start")
     y = scanlib.scan(
@@ -135,12 +133,9 @@ LEAVE = {
 }
 
 
-@pytest.mark.parametrize("linker", LINKERS)
 @pytest.mark.parametrize("name", LEAVE)
 def test_what_leaves_a_loop(name, linker):
     """It is computed for all steps at once."""
-    if linker == "JAX":
-        pytest.importorskip("jax")
     step, plain = LEAVE[name]
     x, start, W = pt.dmatrix("x"), pt.dvector("start"), pt.dmatrix("W")
     y = scanlib.scan(step, x, start, W, return_updates=False)
