@@ -82,6 +82,23 @@ def compile_program(program: LoopProgram) -> CompiledKernels:
     return _load(_object_code(program_text(program)), [f"{own.name}_entry" for own in kernels])
 
 
+@dataclass(frozen=True, repr=False)
+class ProgramEntry:
+    """A kernel of a program, as a function from the addresses of a table and a frame."""
+
+    program: LoopProgram
+    kernel: str
+
+    def __repr__(self) -> str:
+        return f"{self.kernel} of {program_key(self.program)}"
+
+    def address(self) -> int:
+        key = program_key(self.program)
+        if key not in _loaded:
+            _loaded[key] = compile_program(self.program)
+        return _loaded[key].entries[f"{self.kernel}_entry"]
+
+
 _loaded: dict[str, CompiledKernels] = {}
 
 

@@ -505,7 +505,7 @@ class Function:
         return "\n".join([head, *_inside(self.body), *last])
 
 
-TABLE = -1
+TABLE, CALLED_WITH = -1, -2  # no words: the address of the table itself, that of the frame
 
 
 @dataclass(eq=False)
@@ -513,7 +513,7 @@ class Kernel:
     """A whole kernel. Memory that one of its pointers leads to is reached through no other.
 
     `slots` says which word of the table that a caller gives is each parameter, `TABLE` for the
-    address of the table. Its vectors have `register` bytes; longer ones are taken apart. One that
+    address of the table, `CALLED_WITH` for that of the frame. Its vectors have `register` bytes; longer ones are taken apart. One that
     `runs_once` does so for each call of a loop, whatever its length.
     """
 

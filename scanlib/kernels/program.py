@@ -29,11 +29,18 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from pytensor.graph.basic import Apply
-
-from scanlib.kernels.language import INT64, POINTER, TABLE, Kernel, Type, Value, Writer
+from scanlib.kernels.arrays.sizes import Check, Size
+from scanlib.kernels.language import (
+    CALLED_WITH,
+    INT64,
+    POINTER,
+    TABLE,
+    Kernel,
+    Type,
+    Value,
+    Writer,
+)
 from scanlib.kernels.progress import wants_progress
-from scanlib.kernels.scipy_routines import Routine
 
 WORD = 8
 
@@ -124,10 +131,15 @@ class Kernels:
 class LoopProgram:
     """The kernels of a loop, and what its callers need to know.
 
-    `functions` are scalar nodes that no kernel computes, and routines: the table has the addresses
-    of functions from the inputs of a node to its output, and of the routines. `shared` are outputs
+    `functions` are scalar nodes that no kernel computes, routines, and kernels of other programs:
+    the table has the addresses of functions from the inputs of a node to its output, of the
+    routines and of the kernels. `shared` are outputs
     of a program in parts that are sums over the parts. Of one that `may_stop`, outputs may have
     more rows than the result. `progress`: its polls tell how far it is.
+
+    `first_words` are what `prepare` writes into the table, and `checks` what it checks: always, and
+    where there is a step. They are made of the inputs' sizes, whose arrays are ``"x0"``, ``"x1"``
+    and so on, and of those of the workspace's `parts`.
     """
 
     name: str
@@ -136,7 +148,10 @@ class LoopProgram:
     words: Words
     kernels: Kernels
     failures: dict[int, Failure]
-    functions: tuple[Apply | Routine, ...] = ()
+    first_words: dict[int, Size]
+    checks: tuple[list[Check], list[Check]]
+    parts: tuple[Size, ...]
+    functions: tuple[Any, ...] = ()
     shared: tuple[int, ...] = ()
     may_stop: bool = False
     progress: bool = field(default_factory=wants_progress)
@@ -171,6 +186,11 @@ class TableKernel:
     def table(self) -> Value:
         """The address of the table itself."""
         return self.word(TABLE, POINTER, "table")
+
+    @property
+    def frame(self) -> Value:
+        """The address of the frame that the kernel is called with."""
+        return self.word(CALLED_WITH, POINTER, "frame")
 
     def write_word(self, slot: int, value: Value | int) -> None:
         self.writer.store(self.table, WORD * slot, self.writer.as_value(value, INT64))

@@ -10,6 +10,7 @@ from scanlib.ops.lowered.found_results import take_found
 from scanlib.rewrites.adopt.adopt import AdoptLoops
 from scanlib.rewrites.inline import slice_whole_batch, write_out
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, SumsIntoLoops
+from scanlib.rewrites.lower.lower_inner import POSITION, LowerInnerLoops
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.lower.single_items import SplitItems
 from scanlib.rewrites.lower.stable_bodies import StabilizeBodies
@@ -77,6 +78,8 @@ ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
     (1.665, "choices", StoreChoices(), FAST),
     # On loops that stay; others are recognized by the naive forms.
     (1.666, "stable_bodies", StabilizeBodies(), ALWAYS),
+    # When bodies are what is compiled.
+    (POSITION, "inner_loops", LowerInnerLoops(), FAST),
     # When no loop reads anything else of a history.
     (1.667, "stacked_traces", StackTraces(), ("jax",)),
     # After PyTensor's rewrites of indices, before in-place ones.

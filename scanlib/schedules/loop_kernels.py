@@ -34,6 +34,7 @@ from scanlib.kernels.arrays.sizes import (
     total,
 )
 from scanlib.kernels.arrays.workspace import Place, Workspace
+from scanlib.kernels.compiled import ProgramEntry
 from scanlib.kernels.language import BOOL, INT64, POINTER, Kernel, Type, Value
 from scanlib.kernels.program import (
     ArrayType,
@@ -112,7 +113,7 @@ class Tables:
     def __init__(self, types: Sequence[object]) -> None:
         self.failures: dict[int, Failure] = {}
         self.inputs = tuple(array_type(type) for type in types)
-        self.functions: list[Apply | Routine] = []  # that no kernel has
+        self.functions: list[Any] = []  # that the kernels do not have: see `LoopProgram`
         self.function_places: dict[Hashable, int] = {}
         self.first_checks: list[Check] = []
         self.checks: list[Check] = []
@@ -135,6 +136,9 @@ class Tables:
             words=self.words,
             kernels=kernels,
             failures=self.failures,
+            first_words=self.first_words(),
+            checks=(self.first_checks, self.checks),
+            parts=tuple(part.size for part in self.workspace.parts),
             functions=tuple(self.functions),
             may_stop=self.may_stop,
             **more,
@@ -412,19 +416,16 @@ class TableReader(Generic[T]):
         special = special_function(node.op, len(inputs))
         if special is not None:
             numbers = [self.w.cast(value, "float64") for value in inputs]
-            one, address = self.w.constant(1, Type("int32")), self.routine(special)
+            one, address = self.w.constant(1, Type("int32")), self.address(special)
             found = self.w.call_pointer(Type("float64"), address, *numbers, one)
             return [self.w.cast(found, out.type.dtype)]
-        dtypes = [variable.type.dtype for variable in (*node.inputs, out)]
-        address = self._function(node, (node.op, *dtypes))
-        return [self.w.call_pointer(Type(out.type.dtype), address, *inputs)]
+        return [self.w.call_pointer(Type(out.type.dtype), self.address(node), *inputs)]
 
-    def routine(self, routine: Routine) -> Value:
-        """Return the address of a routine, which the table has."""
-        return self._function(routine, routine)
-
-    def _function(self, function: Apply | Routine, key: Hashable) -> Value:
-        """Return the address of a function, that of all with the same key."""
+    def address(self, function: Apply | Routine | ProgramEntry) -> Value:
+        """Return the address of a function, which the table has."""
+        key: Hashable = repr(function)
+        if isinstance(function, Apply):
+            key = function.op, *(v.type.dtype for v in (*function.inputs, *function.outputs))
         place = self.loop.function_places.setdefault(key, len(self.loop.functions))
         if place == len(self.loop.functions):
             self.loop.functions.append(function)
@@ -481,7 +482,8 @@ def writing_step(
     space = w.offset(kernel.workspace, kernel.value_of(first))
     memory, w.block.statements = w.block.statements, []
     own = loop.workspace if workspace is None else workspace
-    step = Step(w, kernel.scalars, values, own, space, loop.failure, kernel.routine)
+    step = Step(w, kernel.scalars, values, own, space, loop.failure, kernel.address)
+    step.frame = lambda: kernel.out.frame
     yield step
     loop.checks += step.sizes.checks
     w.block.statements[:0] = [*memory, *step.before.statements]

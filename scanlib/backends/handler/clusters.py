@@ -115,7 +115,7 @@ class Plan:
             left = [node for node in left if node not in done]
 
     def _may_be_gathered(self, node: Apply) -> bool:
-        if node in self.refused or not has_rule(node.op):
+        if node in self.refused or isinstance(node.op, LoopOp) or not has_rule(node.op):
             return False
         return all(
             isinstance(variable.type, DenseTensorType | ScalarType | NoneTypeT)

@@ -12,14 +12,16 @@ from pytensor.graph.basic import Apply
 from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache
 from pytensor.tensor.type import DenseTensorType
 
+from scanlib.kernels.compiled import ProgramEntry
 from scanlib.kernels.scipy_routines import Routine
 
+Function = Apply | Routine | ProgramEntry
 _scalar_functions: dict[Any, Any] = {}
 
 
-def function_address(node: Apply | Routine) -> int:
-    """Return the address of a routine, or of PyTensor's own function for a scalar node."""
-    if isinstance(node, Routine):
+def function_address(node: Function) -> int:
+    """Return the address of a function, for a scalar node that of PyTensor's own."""
+    if not isinstance(node, Apply):
         return node.address()
     dtypes = tuple(variable.type.dtype for variable in (*node.inputs, *node.outputs))
     known = node.op, dtypes
@@ -32,8 +34,10 @@ def function_address(node: Apply | Routine) -> int:
     return _scalar_functions[known].address
 
 
-def has_compiled_function(node: Apply | Routine) -> bool:
+def has_compiled_function(node: Function) -> bool:
     """Whether a function is compiled, and does not call Python."""
+    if isinstance(node, ProgramEntry):
+        return all(map(has_compiled_function, node.program.functions))
     if isinstance(node, Routine):
         return True
     return numba_funcify_ensure_cache(node.op, node=node)[1] is not None

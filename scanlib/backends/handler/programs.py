@@ -23,12 +23,8 @@ from scanlib.kernels.program import ArrayType, LoopProgram
 from scanlib.kernels.python_driver import ENTRY, program_progress, raise_failure
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.kernel_graph import KernelGraph
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.linear_scan import LinearScan
-from scanlib.ops.scan import Scan
-from scanlib.schedules.array_loops import array_program, graph_program
-from scanlib.schedules.choice import elementwise_program
-from scanlib.schedules.linear_steps import linear_program
+from scanlib.schedules.array_loops import graph_program
+from scanlib.schedules.inner_loops import LOOPS, loop_program
 
 _KERNELS = ("prepare", "start", "first_run", "last_run", "last_round", "combine")
 _COUNTS = ("n_inputs", "n_outputs", "n_functions", "n_shared")
@@ -65,14 +61,10 @@ def program_of(op: Any, node: Any = None) -> LoopProgram | None:
     """Return the kernels of an Op, which may turn out to be unfit; None where an operation has
     none. Those of a loop that is no matrix recurrence need no node."""
     try:
-        if isinstance(op, ElemwiseScan):
-            program = elementwise_program(op)
-        elif isinstance(op, Scan):
-            program = array_program(op)
+        if isinstance(op, LOOPS):
+            program = loop_program(op, node)
         elif isinstance(op, KernelGraph):
             program = op.program or graph_program(thaw_graph(op.body))
-        elif isinstance(op, LinearScan):
-            program = linear_program(op, node)
         else:
             inputs = [variable.type() for variable in node.inputs]
             outputs = op.make_node(*inputs).outputs

@@ -87,14 +87,15 @@ class Step:
     """Writes the nodes of a body; `node` is the one that is written.
 
     `fail` takes the name of an exception, a message, and how many numbers it shows, and returns the
-    code of that failure; `library` takes a routine of BLAS and returns its address; `space` is the
-    address of the workspace. `before` is what the kernel does before the first step, `i` the number
+    code of that failure; `library` takes a function outside and returns its address; `space` is the
+    address of the workspace, `frame` returns that of the kernel's frame. `before` is what the kernel does before the first step, `i` the number
     of the step, None outside of loops. `fixed` are inputs of a loop that are the same for all
     steps, and views of them; `by_item` are arrays of which single items are written, before or
     after.
     """
 
     messages = NodeMessages()
+    frame: Callable[[], Value]
     i: Value | None = None
     node: Apply | None = None
 

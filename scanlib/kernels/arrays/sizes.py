@@ -76,8 +76,10 @@ _KNOWN: dict[str, Callable[..., int]] = {
 }
 
 
-def _combined(operation: str, *parts: Size) -> Size:
+def combined(operation: str | tuple[Apply, int], *parts: Size) -> Size:
     """Return an expression, or its value where that is known."""
+    if isinstance(operation, tuple):
+        return Expression(operation, parts)
     if operation in ("add", "mul"):
         return total(*parts) if operation == "add" else product(*parts)
     if all(isinstance(part, int) for part in parts):
@@ -88,16 +90,16 @@ def _combined(operation: str, *parts: Size) -> Size:
 
 
 def minimum(one: Size, other: Size) -> Size:
-    return _combined("min", one, other)
+    return combined("min", one, other)
 
 
 def maximum(one: Size, other: Size) -> Size:
-    return _combined("max", one, other)
+    return combined("max", one, other)
 
 
 def quotient(size: Size, by: Size) -> Size:
     """Return a quotient without its remainder, zero where there is none."""
-    return size if by == 1 else _combined("quotient", size, by)
+    return size if by == 1 else combined("quotient", size, by)
 
 
 def pieces(size: Size, by: int) -> Size:
@@ -106,7 +108,7 @@ def pieces(size: Size, by: int) -> Size:
 
 
 def if_equal(one: Size, other: Size, chosen: Size, otherwise: Size) -> Size:
-    return _combined("equal", one, other, chosen, otherwise)
+    return combined("equal", one, other, chosen, otherwise)
 
 
 @dataclass(frozen=True)
@@ -145,9 +147,8 @@ class Sizes:
             parts = tuple(map(self.same, size.parts))
             if parts == size.parts:
                 return size
-            if isinstance(size.operation, str):
-                return self.same(_combined(size.operation, *parts))
-            return Expression(size.operation, parts)
+            found = combined(size.operation, *parts)
+            return self.same(found) if isinstance(size.operation, str) else found
         return size
 
     def require_equal(

@@ -175,7 +175,8 @@ class _Module:
         body.line("ret i64 0")
         parameters = [
             f"{type_text(v.type)}{' noalias' if v.type == ir.POINTER else ''} %{v.name}"
-            for v in kernel.parameters
+            for v, slot in zip(kernel.parameters, kernel.slots, strict=True)
+            if slot != ir.CALLED_WITH
         ]
         head = f"internal i64 @{kernel.name}({', '.join([*parameters, 'ptr %frame'])})"
         self.define(f"{head} noinline", body)
@@ -200,7 +201,8 @@ class _Module:
         lines, values = [], []
         for value, slot in zip(kernel.parameters, kernel.slots, strict=True):
             lines += _read(value, slot)
-            values.append(f"{type_text(value.type)} %{value.name}")
+            if slot != ir.CALLED_WITH:
+                values.append(f"{type_text(value.type)} %{value.name}")
         call = f"call i64 @{kernel.name}({', '.join([*values, 'ptr %frame'])})"
         self.definitions += [
             f"define i64 @{kernel.name}_entry(ptr %table, ptr %frame) nounwind {{",
@@ -223,8 +225,8 @@ def _read(value: ir.Value, slot: int) -> list[str]:
     """Return the instructions that read a parameter of a kernel from the table."""
     kind, memory = type_text(value.type), type_text(value.type, in_memory=True)
     name = value.name
-    if slot == ir.TABLE:
-        return []  # it has that name
+    if slot in (ir.TABLE, ir.CALLED_WITH):
+        return []  # they have those names
     lines = [f"%{name}.place = getelementptr i8, ptr %table, i64 {8 * slot}"]
     if kind == memory:
         return [*lines, f"%{name} = load {memory}, ptr %{name}.place, align 8"]

@@ -1,0 +1,39 @@
+"""Loops inside the steps of loops that stay, lowered as those around them are.
+
+A kernel of such a loop calls the kernels of what is inside (`scanlib.schedules.inner_loops`), so
+its step gets all rewrites up to here: what leaves an inner loop is computed by the step, and an
+inner loop and its gradient share what both compute.
+"""
+
+from __future__ import annotations
+
+from pytensor.graph.basic import Apply
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+
+from scanlib.ops.loop import Loop
+from scanlib.ops.loop_rewrite import LowersLoops
+from scanlib.ops.scan import Scan
+from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
+from scanlib.rewrites.simplify.simplify import replace
+
+POSITION = 1.6665  # of this rewrite among PyTensor's
+_LOWERING = RewriteDatabaseQuery(
+    include=["fast_run"], exclude=["inplace"], position_cutoff=POSITION + 1e-6
+)
+_lower = BodyRewrite(lambda body: run_query(_LOWERING, body), settles=True)
+
+
+class LowerInnerLoops(LowersLoops):
+    """Lower the loops in the steps of loops."""
+
+    @staticmethod
+    def lower(fgraph: FunctionGraph, node: Apply) -> bool:
+        if not any(isinstance(inner.op, Scan) for inner in node.op.body.apply_nodes):
+            return False
+        loop = Loop.from_node(node)
+        if not _lower(loop):
+            return False
+        new = dict(zip(node.outputs, loop.apply().node.outputs, strict=True))
+        replace(fgraph, new, "scanlib_inner_loops")
+        return True
