@@ -513,8 +513,9 @@ class Kernel:
     """A whole kernel. Memory that one of its pointers leads to is reached through no other.
 
     `slots` says which word of the table that a caller gives is each parameter, `TABLE` for the
-    address of the table, `CALLED_WITH` for that of the frame. Its vectors have `register` bytes; longer ones are taken apart. One that
-    `runs_once` does so for each call of a loop, whatever its length.
+    address of the table, `CALLED_WITH` for that of the frame. Its vectors have `register` bytes;
+    longer ones are taken apart. One that `runs_once` does so for each call of a loop, whatever its
+    length.
     """
 
     name: str

@@ -71,14 +71,23 @@ class InnerLoop:
     node: Apply
     program: LoopProgram
 
+    def __post_init__(self) -> None:
+        self.inputs = [self.step.place(variable) for variable in self.node.inputs]
+
     def write(self) -> None:
         step, program, words, w = self.step, self.program, self.program.words, self.step.writer
-        self.inputs = [step.place(variable) for variable in self.node.inputs]
-        self.check()
-        found = {word: self.translated(size) for word, size in program.first_words.items()}
-        found[words.capacity] = found[words.steps]
+        ends = zip(program.outputs, words.outputs, strict=True)
+        shapes = [range(first + 1, first + 1 + output.type.ndim) for output, first in ends]
+        found: dict[int, Size] = {}
         for place, first in zip(self.inputs, words.inputs, strict=True):
             found |= enumerate((*place.sizes, *place.strides), first + 1)
+        needed = {words.workspace_size, *(word for shape in shapes for word in shape)}
+        sizes = program.first_words | {words.capacity: program.first_words[words.steps]}
+        if self.decides_steps():
+            sizes = {word: sizes[word] for word in needed}
+        else:
+            self.check()
+        found |= {word: self.translated(size) for word, size in sizes.items()}
         with w.inside(step.before):
             self.table = step.pinned("int64", (words.size,)).pointer
             for word, size in found.items():
@@ -87,31 +96,36 @@ class InnerLoop:
                 self.fill(words.functions + number, step.library(function))
         for place, first in zip(self.inputs, words.inputs, strict=True):
             self.fill(first, place.pointer)
-        results = []
-        for out, output, first in zip(
-            self.node.outputs, program.outputs, words.outputs, strict=True
-        ):
-            sizes = [found[first + 1 + axis] for axis in range(output.type.ndim)]
-            results.append(step.target(out, sizes) if sizes else step.fresh(out.type.dtype, ()))
-            self.fill(first, results[-1].pointer)
+        if self.decides_steps():
+            self.call(program.kernels.prepare.name)
+            self.fill(words.capacity, self.read(words.steps))
+        for out, first, shape in zip(self.node.outputs, words.outputs, shapes, strict=True):
+            dims, dtype = [found[word] for word in shape], out.type.dtype
+            place = step.target(out, dims) if dims else step.fresh(dtype, ())
+            self.fill(first, place.pointer)
+            step.bind_place(out, place)
         self.fill(words.workspace, step.fresh("uint8", (found[words.workspace_size],)).pointer)
         if program.kernels.start.body.statements:
             self.call(program.kernels.start.name)
-        first_run, *others = program.kernels.run
+        run, *others = (kernel.name for kernel in program.kernels.run)
         if not others:
-            self.call(first_run.name)
-        else:
-            choice = step.value(found[words.choice])
-            with w.when(choice.equals(0)) as chosen:
-                self.call(first_run.name)
-            with w.otherwise(chosen):
-                self.call(others[0].name)
-        for out, place in zip(self.node.outputs, results, strict=True):
-            step.bind_place(out, place)
+            self.call(run)
+            return
+        with w.when(self.read(words.choice).equals(0)) as chosen:
+            self.call(run)
+        with w.otherwise(chosen):
+            self.call(others[0])
+
+    def decides_steps(self) -> bool:
+        """Whether only the step tells how many steps the loop takes."""
+        return self.node.op.has_n_steps and not self.step.is_known(self.node.inputs[0])
 
     def fill(self, word: int, value: Value) -> None:
         """Write a word of the table."""
         self.step.writer.store(self.table, WORD * word, value)
+
+    def read(self, word: int) -> Value:
+        return self.step.writer.load(INT64, self.table, WORD * word)
 
     def call(self, kernel: str) -> None:
         """Write the call of a kernel, and that the loop around ends as it does."""
@@ -126,11 +140,12 @@ class InnerLoop:
 
     def check(self) -> None:
         """Note what must hold before the first step."""
-        sizes, steps = self.step.sizes, self.translated(self.program.first_words[self.program.words.steps])
-        for checks, is_always in zip(self.program.checks, (True, False), strict=True):
+        sizes, program = self.step.sizes, self.program
+        steps = self.translated(program.first_words[program.words.steps])
+        for checks, always in zip(program.checks, (True, False), strict=True):
             for check in checks:
                 one, other, *shown = map(self.translated, (*check.sizes, *check.values))
-                if not is_always and not (isinstance(steps, int) and steps > 0):
+                if not always and not (isinstance(steps, int) and steps > 0):
                     one = if_equal(steps, 0, other, one)
                 if check.operation == "ne":
                     sizes.require_equal(one, other, check.error, check.template, tuple(shown))
@@ -139,15 +154,14 @@ class InnerLoop:
 
     def translated(self, size: Size) -> Size:
         """Return a size of the inner loop as one of the step."""
-        if isinstance(size, Expression):
-            return combined(size.operation, *map(self.translated, size.parts))
         if isinstance(size, int):
             return size
+        if isinstance(size, Expression):
+            return combined(size.operation, *map(self.translated, size.parts))
         if size.kind == "part":
-            return total(*(rounded(self.translated(part)) for part in self.program.parts[: size.axis]))
-        number = int(size.array[1:])
-        if size.array[0] != "x":
-            raise AssertionError(size)
+            parts = self.program.parts[: size.axis]
+            return total(*(rounded(self.translated(part)) for part in parts))
+        number = int(size.array.removeprefix("x"))
         if size.kind == "value":
             return self.step.size_of(self.node.inputs[number])
         place = self.inputs[number]

@@ -10,8 +10,8 @@ from scanlib.kernels.language import INT64, POINTER
 from scanlib.kernels.linalg import factorizations
 from scanlib.kernels.linalg.matrices import Matrix, packed
 from scanlib.kernels.linalg.products import multiply, multiply_packed, pack, panel_columns
-from scanlib.kernels.program import Routine
 from scanlib.kernels.scalars import NoKernelError
+from scanlib.kernels.scipy_routines import Routine
 from tests.kernel_runs import by_llvm, interpreted, write_kernel
 from tests.kernel_verifier import verify
 

@@ -1,14 +1,9 @@
 """Inner loops of few steps, written out in the step around them."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from hypothesis import assume
-from pytensor.graph.replace import graph_replace
-from pytensor.tensor.type import TensorType
 
 import scanlib
 from scanlib.ops.errors import SequenceLengthError, StepShapeError
@@ -16,144 +11,43 @@ from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.rewrites.simplify.unroll import unrolled_loops
 from tests.checks import assert_derivatives, assert_same
-from tests.derivatives import moved, random_directions
-from tests.exploration import MARGIN, explore, half
-from tests.modes import MODES
+from tests.exploration import explore, half
+from tests.nested_loops import (
+    assert_gradients,
+    assert_values,
+    of_fixed_length,
+    outer_loops,
+    scan,
+)
 from tests.reference import reference_scan
-from tests.strategies import DIFFERENTIABLE, loops, with_inputs_only
+from tests.strategies import DIFFERENTIABLE, loops
 
 rng = np.random.default_rng(7)
-ROWS = 3
-
-
-def scan(*args, **kwargs):
-    return scanlib.scan(*args, return_updates=False, **kwargs)
-
-
-def inner_loops(function):
-    """Return the loops inside steps of a function's loops."""
-    return [
-        inner
-        for node in function.maker.fgraph.toposort()
-        if isinstance(node.op, LoopOp)
-        for inner in node.op.scan.body.apply_nodes
-        if isinstance(inner.op, LoopOp)
-    ]
-
-
-# Random loops in the step of a loop that adds what their results are.
-
-
-def known(case):
-    """Return a loop whose number of steps and sizes are known."""
-    case = with_inputs_only(case)
-    groups = {
-        name: tuple(replace(operand, static=True) for operand in getattr(case, name))
-        for name in ("sequences", "states", "non_sequences")
-    }
-    n_steps = "int" if case.n_steps == "symbolic" else case.n_steps
-    return replace(case, n_steps=n_steps, until=None, **groups)
-
-
-def nested(case):
-    """Return the inputs of a loop around a random one, and its traces: of the loop's results, and
-    of a state that the next steps read."""
-    loop = case.render(scanlib.scan, scanlib.until, case.values())
-    own = list(loop.inputs)
-    batches = [TensorType(v.type.dtype, shape=(None, *v.type.shape))(v.name) for v in own]
-
-    def step(*arguments):
-        *rows, level = arguments
-        moved = [row + 0.1 * level if row.dtype == "float64" else row for row in rows]
-        results = graph_replace(loop.traces, dict(zip(own, moved, strict=True)), strict=False)
-        floats = [result.sum() for result in results if result.dtype == "float64"]
-        return [0.5 * level + 0.1 * sum(floats, pt.constant(1.0)), *results]
-
-    return batches, scan(step, batches, [0.0, *(None for _ in loop.traces)], return_list=True)
-
-
-def batch_of_values(case):
-    cases = [replace(case, seed=case.seed + k) for k in range(ROWS)]
-    values = [each.values() for each in cases]
-    return {name: np.stack([own[name] for own in values]) for name in values[0]}
-
-
-def plain(case, values):
-    """Run the loop around a random one in Python."""
-    records = []
-
-    def step(*arguments):
-        *rows, level = arguments
-        own = {
-            name: row + 0.1 * level if row.dtype == "float64" else row
-            for name, row in zip(values, rows, strict=True)
-        }
-        results, record = case.reference(own)
-        records.append(record)
-        floats = [result.sum() for result in results if result.dtype == "float64"]
-        return [0.5 * level + 0.1 * sum(floats, 1.0), *results]
-
-    info = [np.array(0.0), *(None for _ in case.order)]
-    return reference_scan(step, list(values.values()), info), records
-
-
-def assert_values(case, linkers):
-    case = known(case)
-    assume(case.operands)
-    values = batch_of_values(case)
-    expected, records = plain(case, values)
-    assume(min(record.margin for record in records) > MARGIN)
-    single = "float32" in {o.dtype for o in case.operands} | {e.dtype for e in case.bodies}
-    inputs, traces = nested(case)
-    for linker in linkers:
-        function = pytensor.function(inputs, traces, mode=MODES[linker], on_unused_input="ignore")
-        if linker != "py":
-            assert not inner_loops(function) or case.steps in (0, *range(8, 20))
-        for actual, wanted in zip(function(*values.values()), expected, strict=True):
-            exact = wanted.dtype.kind in "bi"
-            tolerance = 0.0 if exact else 3e-4 if single else 1e-8
-            assert_same([actual], [wanted], rtol=tolerance, atol=tolerance)
-
-
-def assert_gradients(case, linkers):
-    case = known(case)
-    assume(case.operands)
-    values = batch_of_values(case)
-    names = [name for name, value in values.items() if value.dtype == "float64"]
-    results, records = plain(case, values)
-    weighted = [k for k, result in enumerate(results) if result.dtype == "float64"]
-    assume(names and min(record.margin for record in records) > MARGIN)
-    inputs, traces = nested(case)
-    cost = sum(pt.sum(pt.sin(traces[k])) for k in weighted)
-    wrt = [inputs[list(values).index(name)] for name in names]
-    gradients = pytensor.grad(cost, wrt, disconnected_inputs="ignore")
-    points = [values[name] for name in names]
-    directions, sides = random_directions(points, case.seed), []
-    for scale in (1e-6, -1e-6):
-        point = dict(zip(names, moved(points, (scale, directions)), strict=True))
-        outputs, side = plain(case, values | point)
-        assume([s.decisions for s in side] == [r.decisions for r in records])
-        sides.append(sum(float(np.sum(np.sin(outputs[k]))) for k in weighted))
-    for linker in linkers:
-        function = pytensor.function(
-            inputs, gradients, mode=MODES[linker], on_unused_input="ignore"
-        )
-        found = function(*values.values())
-        slope = sum(float(np.sum(g * d)) for g, d in zip(found, directions, strict=True))
-        np.testing.assert_allclose(slope, (sides[0] - sides[1]) / 2e-6, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", half(0, 4))
 def test_random_values(shard):
-    explore(loops(), lambda case: assert_values(case, ("c", "numba")[shard // 2 :]), shard, 25)
+    def check(case):
+        assert_values(
+            of_fixed_length(case, static=True), ("c", "numba")[shard // 2 :], is_written_out
+        )
+
+    def is_written_out(function, linker):
+        assert not outer_loops(function)
+
+    few = loops(steps=(1, 2, 3, 4, 5, 6, 7))
+    explore(few, check, shard, 25)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", half(0, 4))
 def test_random_gradients(shard):
-    cases = loops(dtypes=DIFFERENTIABLE, steps=(1, 2, 3, 4))
-    explore(cases, lambda case: assert_gradients(case, ("c", "numba")[shard // 2 :]), shard, 15)
+    def check(case):
+        linkers = ("c", "numba")[shard // 2 :]
+        assert_gradients(of_fixed_length(case, static=True), linkers, lambda *_: None)
+
+    explore(loops(dtypes=DIFFERENTIABLE, steps=(1, 2, 3, 4)), check, shard, 15)
 
 
 # What is written out, and what is left.
@@ -253,7 +147,7 @@ def test_a_loop_in_a_loop_in_a_loop(fast_mode):
             h = g + 0.1 * h
         expected.append(h)
     np.testing.assert_allclose(function(DATA), expected)
-    assert not inner_loops(function)
+    assert not outer_loops(function)
 
 
 def test_carries(fast_mode):
@@ -273,7 +167,7 @@ def test_carries(fast_mode):
         expected.append((h, 2, total))
     for found, wanted in zip(function(DATA), zip(*expected, strict=True), strict=True):
         np.testing.assert_allclose(found, wanted)
-    assert not inner_loops(function)
+    assert not outer_loops(function)
 
 
 wide = pt.dmatrix("wide")
@@ -315,7 +209,7 @@ wide = pt.dmatrix("wide")
 def test_what_stays_a_loop(step, given, fast_mode):
     trace = scan(step, given, [0.0])
     function = pytensor.function([given], trace, mode=fast_mode)
-    assert inner_loops(function)
+    assert outer_loops(function)
     with pytensor.config.change_flags(scanlib__simplify=False):
         plain = pytensor.function([given], trace, mode=fast_mode)
     values = DATA if given is x else rng.normal(size=(3, 4))
@@ -327,7 +221,7 @@ def test_segments_of_checkpointed_loops_stay(fast_mode):
         lambda v, h: pt.tanh(h + v), pt.stack([*([x[0]] * 16)]), [0.0], checkpoint=4
     )  # fmt: skip
     function = pytensor.function([x], pytensor.grad(trace.sum(), x), mode=fast_mode)
-    assert inner_loops(function)
+    assert outer_loops(function)
 
 
 def test_states_that_may_change_their_shape_are_checked(fast_mode):

@@ -4,7 +4,7 @@ of BLAS, and what Python computes."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numba
 import numpy as np
@@ -15,7 +15,7 @@ from pytensor.tensor.type import DenseTensorType
 from scanlib.kernels.compiled import ProgramEntry
 from scanlib.kernels.scipy_routines import Routine
 
-Function = Apply | Routine | ProgramEntry
+Function: TypeAlias = Apply | Routine | ProgramEntry
 _scalar_functions: dict[Any, Any] = {}
 
 

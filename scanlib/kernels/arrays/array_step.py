@@ -88,10 +88,10 @@ class Step:
 
     `fail` takes the name of an exception, a message, and how many numbers it shows, and returns the
     code of that failure; `library` takes a function outside and returns its address; `space` is the
-    address of the workspace, `frame` returns that of the kernel's frame. `before` is what the kernel does before the first step, `i` the number
-    of the step, None outside of loops. `fixed` are inputs of a loop that are the same for all
-    steps, and views of them; `by_item` are arrays of which single items are written, before or
-    after.
+    address of the workspace, `frame` returns that of the kernel's frame. `before` is what the
+    kernel does before the first step, `i` the number of the step, None outside of loops. `fixed`
+    are inputs of a loop that are the same for all steps, and views of them; `by_item` are arrays of
+    which single items are written, before or after.
     """
 
     messages = NodeMessages()
@@ -312,7 +312,7 @@ class Step:
 
     def _constant(self, variable: Constant) -> Place:
         """Write the numbers of a constant into the workspace, before the first step."""
-        data, dtype = np.ascontiguousarray(variable.data), variable.type.dtype
+        data, dtype = np.asarray(variable.data, order="C"), variable.type.dtype
         if data.size > MOST_CONSTANTS:
             raise NoKernelError("large constants inside a step have no kernel")
         sizes = tuple(map(int, data.shape))

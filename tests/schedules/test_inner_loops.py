@@ -1,0 +1,244 @@
+"""Loops inside steps, called by the kernel of the loop around, against the plain loop."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import scanlib
+from scanlib.backends.handler.programs import program_of
+from scanlib.ops.errors import SequenceLengthError, StepCountError
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.lowered.linear_scan import LinearScan
+from tests.checks import assert_derivatives, assert_same
+from tests.exploration import explore, half
+from tests.nested_loops import (
+    assert_gradients,
+    assert_values,
+    of_fixed_length,
+    outer_loops,
+    scan,
+)
+from tests.strategies import DIFFERENTIABLE, loops
+
+rng = np.random.default_rng(11)
+
+
+def assert_kernels(function, linker="numba"):
+    if linker != "py":
+        assert all(program_of(node.op, node) is not None for node in outer_loops(function))
+
+
+@pytest.mark.parametrize("shard", half(0, 4))
+def test_random_values(shard):
+    def check(case):
+        assert_values(
+            of_fixed_length(case, static=False), (("c", "numba")[shard // 2],), assert_kernels
+        )
+
+    explore(loops(), check, shard, 40)
+
+
+@pytest.mark.parametrize("shard", half(0, 4))
+def test_random_gradients(shard):
+    def check(case):
+        linkers = (("c", "numba")[shard // 2],)
+        assert_gradients(of_fixed_length(case, static=False), linkers, assert_kernels)
+
+    explore(loops(dtypes=DIFFERENTIABLE), check, shard, 25)
+
+
+x, theta, n = pt.dvector("x"), pt.dscalar("theta"), pt.lscalar("n")
+DATA = np.array([0.3, -0.5, 0.8, 1.1])
+COUNTS = np.array([3, 0, 25, 70])
+
+
+def compiled(inputs, outputs, mode):
+    function = pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
+    assert outer_loops(function)
+    assert_kernels(function)
+    return function
+
+
+def test_loops_in_loops_in_loops(fast_mode):
+    def middle(h, v):
+        return scan(lambda g, v: pt.tanh(g) + v, None, [h], [v], n_steps=n)[-1] + 0.1 * h
+
+    trace = scan(lambda v, h: scan(middle, None, [h], [v], n_steps=n)[-1], x, [0.0])
+    h, expected = 0.0, []
+    for value in DATA:
+        for _ in range(4):
+            g = h
+            for _ in range(4):
+                g = np.tanh(g) + value
+            h = g + 0.1 * h
+        expected.append(h)
+    np.testing.assert_allclose(compiled([x, n], trace, fast_mode)(DATA, 4), expected)
+    assert_same([compiled([x, n], trace, fast_mode)(DATA, 0)], [np.zeros(4)])
+    assert compiled([x, n], trace, fast_mode)(DATA[:0], 4).shape == (0,)
+
+
+def plain_counted(data, counts=COUNTS):
+    h, expected = 0.2, []
+    for value, count in zip(data, counts, strict=True):
+        for _ in range(count):
+            h = np.tanh(h) + value
+        expected.append(h)
+    return np.array(expected)
+
+
+def counted():
+    """Return the trace of a loop each of whose steps says how many inner steps it takes."""
+    counts = pt.lvector("counts")
+
+    def step(count, value, h):
+        return scan(lambda h, v: pt.tanh(h) + v, None, [h], [value], n_steps=count, name="inner")[
+            -1
+        ]
+
+    return counts, scan(step, [counts, x], [np.float64(0.2)], name="outer")
+
+
+def test_a_step_decides_how_many_steps_a_loop_takes(fast_mode):
+    counts, trace = counted()
+    function = compiled([counts, x], trace, fast_mode)
+    np.testing.assert_allclose(function(COUNTS, DATA), plain_counted(DATA))
+    with pytest.raises(StepCountError, match=r"scan `inner`: n_steps must not be negative, got -2"):
+        function(np.array([1, -2, 3, 1]), DATA)
+    np.testing.assert_allclose(function(COUNTS, DATA), plain_counted(DATA))
+    fixed = pytensor.graph.replace.graph_replace(trace, {counts: pt.constant(COUNTS)})
+    assert_derivatives(fixed.sum(), {x: DATA}, lambda data: plain_counted(data).sum(), fast_mode)
+
+
+def test_until(fast_mode):
+    def iterate(z, target):
+        new = z - (z**3 + z - target) / (3 * z**2 + 1)
+        return new, scanlib.until(abs(new - z) < 1e-12)
+
+    def step(target, z):
+        return scan(iterate, None, [z], [target], n_steps=100)[-1]
+
+    trace = scan(step, x, [0.0])
+    roots = compiled([x], trace, fast_mode)(DATA)
+    np.testing.assert_allclose(roots**3 + roots, DATA)
+
+
+def test_matrix_recurrences_and_channels(fast_mode):
+    """Inner loops of all kinds, and what the step makes of their histories."""
+    A, rows = pt.dmatrix("A"), pt.dmatrix("rows")
+
+    def step(row, h):
+        linear = scan(lambda v, h, A: A @ h + v, row[:, None], [h], [A])
+        wide = scan(lambda v, h: 0.5 * h + v, row, [pt.zeros(6)])
+        products = scan(lambda g, A: pt.tanh(g @ A), None, [pt.eye(3)], [A], n_steps=n)
+        last = scan(lambda v, h: {"h": 0.9 * h + v}["h"], row, [0.0], go_backwards=True)
+        return pt.tanh(linear[-1] + products[-1].sum(0)), linear[::-1].sum(0) + last[-1], wide
+
+    traces = scan(step, rows, [pt.ones(3), None, None])
+    values, a = rng.normal(size=(5, 4)), 0.3 * rng.normal(size=(3, 3))
+    function = compiled([rows, A, n], traces, fast_mode)
+    kinds = {type(i.op) for node in outer_loops(function) for i in node.op.scan.body.apply_nodes}
+    assert {ElemwiseScan, LinearScan} & kinds
+    h, expected = np.ones(3), [[], [], []]
+    for row in values:
+        linear, wide, g, last = [h], [np.zeros(6)], np.eye(3), 0.0
+        for v in row:
+            linear.append(a @ linear[-1] + v)
+            wide.append(0.5 * wide[-1] + v)
+        for v in row[::-1]:
+            last = 0.9 * last + v
+        for _ in range(2):
+            g = np.tanh(g @ a)
+        h = np.tanh(linear[-1] + g.sum(0))
+        found = h, np.sum(linear[1:], axis=0) + last, np.array(wide[1:])
+        for column, value in zip(expected, found, strict=True):
+            column.append(value)
+    assert_same(function(values, a, 2), [np.array(column) for column in expected])
+    assert_same(function(values, a, 2), [np.array(column) for column in expected])
+
+
+def test_a_wrong_length_says_which_loop(fast_mode):
+    other = pt.dvector("other")
+
+    def step(value, h):
+        return scan(lambda a, b, g: pt.tanh(g) * a + b, [x, other], [h], n_steps=n, name="inner")[
+            -1
+        ]
+
+    trace = scan(step, x, [0.0], name="outer")
+    function = compiled([x, other, n], trace, fast_mode)
+    function(DATA, DATA, 4)
+    with pytest.raises(SequenceLengthError, match="scan `inner`: sequence"):
+        function(DATA, DATA[:3], 4)
+    assert function(DATA[:0], DATA[:0], 0).shape == (0,)
+
+
+def test_a_wrong_index_in_an_inner_step(fast_mode):
+    places = pt.lvector("places")
+
+    def step(value, h):
+        return scan(lambda k, g: pt.tanh(g + x[k]), places, [h], name="inner")[-1]
+
+    trace = scan(step, x, [0.0], name="outer")
+    function = compiled([x, places], trace, fast_mode)
+    function(DATA, [0, 3])
+    with pytest.raises(IndexError, match=r"inner.*at step 1: index 4 is out of bounds"):
+        function(DATA, [0, 4, 1])
+
+
+def test_threads_leave_inner_loops_alone(fast_mode):
+    with pytensor.config.change_flags(scanlib__threads=2, scanlib__parallel_channels=1):
+        start = pt.dvector("start")
+        trace = scan(
+            lambda v, h: scan(lambda h, v: pt.tanh(h) + v, None, [h], [v], n_steps=n)[-1],
+            x,
+            [start],
+        )
+        function = compiled([x, start, n], trace, fast_mode)
+        h, expected = np.zeros(300), []
+        for value in DATA:
+            for _ in range(30):
+                h = np.tanh(h) + value
+            expected.append(h)
+        np.testing.assert_allclose(function(DATA, np.zeros(300), 30), expected)
+
+
+def test_loops_whose_steps_decide_how_long_their_rows_are_have_no_kernel(fast_mode):
+    def step(value, h):
+        trace = scan(
+            lambda g, v: (0.5 * g + v, scanlib.until(g > v)), None, [h], [value], n_steps=20
+        )
+        return trace.sum()
+
+    trace = scan(step, x, [0.0])
+    function = pytensor.function([x], trace, mode=fast_mode)
+    (outer,) = outer_loops(function)
+    assert program_of(outer.op, outer) is None
+    h, expected = 0.0, []
+    for value in DATA:
+        g, total = h, 0.0
+        for _ in range(20):
+            g, stops = 0.5 * g + value, g > value
+            total += g
+            if stops:
+                break
+        h = total
+        expected.append(h)
+    np.testing.assert_allclose(function(DATA), expected)
+
+
+@pytest.mark.parametrize("linker", ["JAX", "PYTORCH"])
+def test_other_linkers(linker):
+    pytest.importorskip("torch" if linker == "PYTORCH" else "jax")
+    counts, trace = counted()
+    found = pytensor.function([counts, x], trace, mode=linker)(COUNTS, DATA)
+    np.testing.assert_allclose(found, plain_counted(DATA))
+
+    def step(value, h):
+        return scan(lambda h, v: pt.tanh(h) + v, None, [h], [value], n_steps=20)[-1]
+
+    trace = scan(step, x, [0.2])
+    gradient = pytensor.function([x], pytensor.grad(trace.sum(), x), mode=linker)(DATA)
+    sides = [plain_counted(DATA + 1e-6 * d, [20] * 4).sum() for d in (*np.eye(4), *-np.eye(4))]
+    slopes = (np.array(sides[:4]) - sides[4:]) / 2e-6
+    np.testing.assert_allclose(gradient, slopes, rtol=1e-6)
