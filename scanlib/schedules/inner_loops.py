@@ -22,7 +22,7 @@ from scanlib.kernels.arrays.sizes import Expression, Size, combined, if_equal, t
 from scanlib.kernels.arrays.workspace import rounded
 from scanlib.kernels.compiled import ProgramEntry
 from scanlib.kernels.language import INT64, INTERRUPTED, Poll, Value, walk
-from scanlib.kernels.program import WORD, LoopProgram
+from scanlib.kernels.program import UNFIT, WORD, LoopProgram
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
@@ -52,8 +52,6 @@ def write_inner_loop(step: Step, node: Apply) -> None:
     """Write the call of an inner loop."""
     with config.change_flags(scanlib__threads=1):
         program = loop_program(node.op, node)
-    if program.may_be_unfit:
-        raise NoKernelError("a carry of an inner loop may get another shape")
     if program.may_stop and any(output.grows for output in program.outputs):
         raise NoKernelError("an inner loop decides in its steps how long its results are")
     for kernel in program.kernels.all:
@@ -73,6 +71,11 @@ class InnerLoop:
 
     def __post_init__(self) -> None:
         self.inputs = [self.step.place(variable) for variable in self.node.inputs]
+        self.failures = dict(self.program.failures)
+        if not self.decides_steps():  # what is checked before the first step is no failure later
+            self.failures = {k: own for k, own in self.failures.items() if own.error != UNFIT}
+        elif self.program.may_be_unfit:
+            raise NoKernelError("a carry of an inner loop may get another shape")
 
     def write(self) -> None:
         step, program, words, w = self.step, self.program, self.program.words, self.step.writer
@@ -133,7 +136,7 @@ class InnerLoop:
         address = step.library(ProgramEntry(self.program, kernel))
         code = w.call_pointer(INT64, address, self.table, step.frame())
         with w.when(code.differs(0)):
-            for number, failure in self.program.failures.items():
+            for number, failure in self.failures.items():
                 with w.when(code.equals(number)):
                     w.fail(step.fail(failure.error, failure.template, failure.count))
             w.fail(INTERRUPTED)
@@ -147,14 +150,13 @@ class InnerLoop:
                 one, other, *shown = map(self.translated, (*check.sizes, *check.values))
                 if not always and not (isinstance(steps, int) and steps > 0):
                     one = if_equal(steps, 0, other, one)
-                if check.operation == "ne":
-                    sizes.require_equal(one, other, check.error, check.template, tuple(shown))
-                else:
-                    sizes.checks.append(replace(check, sizes=(one, other), values=tuple(shown)))
+                is_equal = check.operation == "ne"
+                require = sizes.require_equal if is_equal else sizes.require_not_below
+                require(one, other, check.error, check.template, tuple(shown))
 
     def translated(self, size: Size) -> Size:
         """Return a size of the inner loop as one of the step."""
-        if isinstance(size, int):
+        if isinstance(size, int | float):
             return size
         if isinstance(size, Expression):
             return combined(size.operation, *map(self.translated, size.parts))

@@ -27,13 +27,9 @@ from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import INDEX_WRITES, join_of
-from scanlib.kernels.arrays.sizes import (
-    Expression,
-    Size,
-    SizeValues,
-)
+from scanlib.kernels.arrays.sizes import Size, SizeValues, combined
 from scanlib.kernels.arrays.workspace import Part, Place, Workspace, bytes_of, is_contiguous
-from scanlib.kernels.language import INT64, Block, Type, Value, Writer
+from scanlib.kernels.language import DTYPES, INT64, Block, Type, Value, Writer
 from scanlib.kernels.scalars import NoKernelError, Number, Scalars, parts_of
 from scanlib.kernels.spans import itemsize, lane_pieces, load_number, store_number
 from scanlib.lengths.numbers import constant_index
@@ -260,9 +256,27 @@ class Step:
         number = constant_index(variable)
         if number is not None:
             return number
-        if variable not in self.known:
-            raise NoKernelError("sizes that change from step to step have no kernel")
+        if isinstance(variable, Variable) and variable not in self.known:
+            found = self._derived(variable)
+            if isinstance(found, float) or found is None:
+                raise NoKernelError("sizes that change from step to step have no kernel")
+            self.known[variable] = found
         return self.sizes.same(self.known[variable])
+
+    def _derived(self, variable: Variable) -> Size | float | None:
+        """Return what a number is that is computed of known ones by way of others, else None."""
+        if variable in self.known:
+            return self.known[variable]
+        if isinstance(variable, Constant):
+            return variable.data.item() if variable.type.dtype in DTYPES else None
+        node = variable.owner
+        if node is None or not isinstance(node.op, Elemwise) or variable.type.ndim:
+            return None
+        parts = list(map(self._derived, node.inputs))
+        if None in parts:
+            return None
+        scalar = node.op.make_scalar_node(*node.inputs)
+        return combined((scalar, node.outputs.index(variable)), *parts)
 
     def is_known(self, variable: Variable | int) -> bool:
         if isinstance(variable, int):
@@ -353,7 +367,7 @@ class Step:
             with np.errstate(all="ignore"):
                 result = np.asarray(scalar.op.impl(*numbers)).astype(node.outputs[0].type.dtype)
             return [int(result)]
-        return [Expression((scalar, place), parts) for place in range(len(node.outputs))]
+        return [combined((scalar, place), *parts) for place in range(len(node.outputs))]
 
     # Memory
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from pytensor.graph.basic import Apply
 
-from scanlib.kernels.language import INT64, Block, Value, Writer
+from scanlib.kernels.language import FLOAT64, FLOATS, INT64, Block, Value, Writer
 from scanlib.kernels.scalars import Number, Scalars, real
 
 
@@ -31,10 +32,11 @@ class Given:
 class Expression:
     """An operation on sizes: ``"add"``, ``"mul"``, ``"min"``, ``"max"``, ``"quotient"``,
     ``"equal"`` (which chooses the third part where the first two are equal, else the fourth), or a
-    scalar node of PyTensor's and which of its outputs is meant."""
+    scalar node of PyTensor's and which of its outputs is meant: its operands may be other numbers.
+    """
 
     operation: str | tuple[Apply, int]
-    parts: tuple[Size, ...]
+    parts: tuple[Any, ...]
 
 
 Size = int | Given | Expression
@@ -76,7 +78,7 @@ _KNOWN: dict[str, Callable[..., int]] = {
 }
 
 
-def combined(operation: str | tuple[Apply, int], *parts: Size) -> Size:
+def combined(operation: str | tuple[Apply, int], *parts: Any) -> Size:
     """Return an expression, or its value where that is known."""
     if isinstance(operation, tuple):
         return Expression(operation, parts)
@@ -133,7 +135,7 @@ class Sizes:
 
     def same(self, size: Size) -> Size:
         """Return what stands for all sizes known to be equal to this one."""
-        if isinstance(size, int):
+        if isinstance(size, int | float):
             return size
         if size not in self._resolved:
             self._resolved[size] = size  # a size that leads back to itself stands for itself
@@ -173,11 +175,12 @@ class Sizes:
         return kept
 
     def require_not_below(
-        self, size: Size, least: int, error: str, template: str, values: tuple[Size, ...] = ()
+        self, size: Size, least: Size, error: str, template: str, values: tuple[Size, ...] = ()
     ) -> None:
-        """Note that a size must not be below a number."""
-        size = self.same(size)
-        if not isinstance(size, int) or size < least:
+        """Note that a size must not be below another one."""
+        size, least = self.same(size), self.same(least)
+        known = isinstance(size, int) and isinstance(least, int) and size >= least
+        if not known and size != least:
             self.checks.append(Check("lt", (size, least), error, template, values))
 
     def contiguous_strides(self, itemsize: int, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
@@ -208,8 +211,8 @@ class SizeValues:
 
     def value(self, size: Size) -> Value:
         """Return a size as a value of the kernel."""
-        if isinstance(size, int):
-            return self.writer.constant(size, INT64)
+        if isinstance(size, int | float):
+            return self.writer.constant(size, INT64 if isinstance(size, int) else FLOAT64)
         if size not in self._values:
             with self.writer.inside(self.block):
                 self._values[size] = self._write(size)
@@ -224,7 +227,8 @@ class SizeValues:
             node, place = size.operation
             operands = zip(parts, node.inputs, strict=True)
             numbers: list[Number] = [w.cast(part, inp.type.dtype) for part, inp in operands]
-            return w.cast(real(Scalars(w).apply(node, numbers)[place]), "int64")
+            result, dtype = Scalars(w).apply(node, numbers)[place], node.outputs[place].type.dtype
+            return real(result) if dtype in FLOATS else w.cast(real(result), "int64")
         if size.operation in ("min", "max"):
             a, b = parts
             return w.select(a < b if size.operation == "min" else a > b, a, b)

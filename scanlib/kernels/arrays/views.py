@@ -63,6 +63,8 @@ from scanlib.lengths.numbers import constant_index, constant_place, indices_of
 from scanlib.ops import errors
 from scanlib.ops.graph import core_op
 from scanlib.ops.messages import SPECIFIED_SHAPE, out_of_bounds, shape_text
+from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.row_segments import FEW_ROWS, MergeRows, SplitRows
 
 ASSIGNED = "cannot assign an array of another shape to a slice: sizes {} and {}"
 FILLED = "could not broadcast an array to the shape of a new one: sizes {} and {}"
@@ -214,6 +216,31 @@ def write_reshape(step: Step, node: Apply) -> None:
     step.require(product(*wanted), items, "ValueError", text, [items, *wanted])
     strides = step.sizes.contiguous_strides(place.itemsize, tuple(wanted))
     step.bind_place(out, place.view(wanted, strides))
+
+
+@rule(SplitRows)
+def write_split_rows(step: Step, node: Apply) -> None:
+    place, (count, length) = step.place(node.inputs[0]), map(step.size_of, node.inputs[1:])
+    given, used = place.sizes[0], product(count, length)
+    step.sizes.require_not_below(given, used, "SequenceLengthError", FEW_ROWS, (given, used))
+    sizes = count, length, *place.sizes[1:]
+    strides = product(length, place.strides[0]), *place.strides
+    step.bind_place(node.outputs[0], place.view(sizes, strides))
+
+
+@rule(MergeRows)
+def write_merged_rows(step: Step, node: Apply) -> None:
+    place = contiguous(step, node.inputs[0])
+    sizes = product(*place.sizes[:2]), *place.sizes[2:]
+    step.bind_place(node.outputs[0], place.view(sizes, place.strides[1:]))
+
+
+@rule(CheckedRows)
+def write_checked_rows(step: Step, node: Apply) -> None:
+    rows, steps = step.place(node.inputs[0]).sizes[0], step.size_of(node.inputs[1])
+    message = node.op.message
+    step.sizes.require_equal(rows, steps, "SequenceLengthError", message, (rows, steps))
+    step.alias(node.outputs[0], node.inputs[0])
 
 
 def numbers_of(step: Step, vector: Variable) -> list[Size]:

@@ -23,6 +23,8 @@ from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.graph import Variables
 from scanlib.ops.row_ops.linear_op import LinearOp
 
+FEW_ROWS = "a sequence has {} rows, but the loop takes {} steps or more"
+
 
 class SplitRows(LinearOp):
     """The first ``count * length`` rows of an array, cut into segments: a view."""
@@ -44,9 +46,7 @@ class SplitRows(LinearOp):
         value, count, length = inputs
         rows = int(count) * int(length)
         if rows > len(value):
-            raise SequenceLengthError(
-                f"a sequence has {len(value)} rows, but the loop takes {rows} steps or more"
-            )
+            raise SequenceLengthError(FEW_ROWS.format(len(value), rows))
         output_storage[0][0] = value[:rows].reshape((int(count), int(length), *value.shape[1:]))
 
     def adjoint(self, inputs: Variables, cotangent: Variable) -> Variable:
