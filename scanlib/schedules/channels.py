@@ -32,14 +32,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import permutations
 
 import numpy as np
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors
+from pytensor.scalar.basic import Add, Mul
 
-from scanlib.kernels.language import BOOL, INT64, Kernel, Value, Writer
+from scanlib.kernels.language import BOOL, FLOATS, INT64, Kernel, Value, Writer
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.scalars import Number, added, parts_of
+from scanlib.kernels.scalars import Number, added, parts_of, real
 from scanlib.kernels.spans import LINE, Cell, Total, lane_counts, load_number, store_number, walk
 from scanlib.ops.lowered.channel_plan import Target
 from scanlib.schedules.elementwise import ElemwiseLoop
@@ -362,11 +364,40 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             if variable in above and self.level_of(variable) == level:
                 self.read(variable)
         self.scalars.emit(
-            out
-            for node in loop.graph.toposort()
-            for out in node.outputs
-            if self.level_of(out) == level and out in above
+            (
+                out
+                for node in loop.graph.toposort()
+                for out in node.outputs
+                if self.level_of(out) == level and out in above
+            ),
+            self.write_fused,
         )
+
+    def write_fused(self, node: Apply) -> bool:
+        """Write ``a h + b`` in a strip as one operation, which later steps wait for; return whether
+        it is such a sum of a state."""
+        if (
+            not self.in_strips
+            or type(node.op) is not Add
+            or node.outputs[0].type.dtype not in FLOATS
+        ):
+            return False
+        for product, other in permutations(node.inputs) if len(node.inputs) == 2 else ():
+            inner, clients = product.owner, self.loop.graph.clients[product]
+            is_product = inner is not None and type(inner.op) is Mul and len(inner.inputs) == 2
+            if (
+                is_product
+                and len(clients) == 1
+                and not self.loop.taps.keys().isdisjoint(inner.inputs)
+            ):
+                dtype, number = node.outputs[0].type.dtype, self.scalars.number
+                a, h, b = (
+                    real(self.scalars.spread(self.scalars.number_as(number(v), dtype)))
+                    for v in (*inner.inputs, other)
+                )
+                self.scalars.bind(node.outputs[0], self.w.fma(a, h, b))
+                return True
+        return False
 
     def level_of(self, variable: Variable) -> int:
         """Return how many loops over channels enclose a value; steps of strips are inside all."""
