@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import dfs_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.tensor.subtensor import IncSubtensor
 
 from scanlib.ops.loop import Loop
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.scan import Scan
+from scanlib.rewrites.over_time.written_rows import join_slices
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
 from scanlib.rewrites.simplify.simplify import replace
 
@@ -21,7 +24,16 @@ POSITION = 1.6665  # of this rewrite among PyTensor's
 _LOWERING = RewriteDatabaseQuery(
     include=["fast_run"], exclude=["inplace"], position_cutoff=POSITION + 1e-6
 )
-_lower = BodyRewrite(lambda body: run_query(_LOWERING, body), settles=True)
+_join_slices = dfs_rewriter(join_slices)
+
+
+def _lower_body(body: FunctionGraph) -> None:
+    _join_slices.rewrite(body)
+    if any(isinstance(inner.op, Scan) for inner in body.apply_nodes):
+        run_query(_LOWERING, body)
+
+
+_lower = BodyRewrite(_lower_body, settles=True)
 
 
 class LowerInnerLoops(LowersLoops):
@@ -29,7 +41,7 @@ class LowerInnerLoops(LowersLoops):
 
     @staticmethod
     def lower(fgraph: FunctionGraph, node: Apply) -> bool:
-        if not any(isinstance(inner.op, Scan) for inner in node.op.body.apply_nodes):
+        if not any(isinstance(n.op, Scan | IncSubtensor) for n in node.op.body.apply_nodes):
             return False
         loop = Loop.from_node(node)
         if not _lower(loop):

@@ -78,11 +78,7 @@ def _behind_zeros(node: Apply) -> Variable | None:
     whole, (start, stop, rows) = found
     if stop is not None or not isinstance(start, int) or start < 1:
         return None
-    zero, length, *sizes = whole.inputs
-    kind = rows.type.clone(shape=(None, *node.outputs[0].type.shape[1:]))
-    # Made by `pt.alloc`, it would have the graph of its sizes rewritten for their static values.
-    zeros = Apply(whole.op, [zero, length - rows.shape[0], *sizes], [kind()]).outputs[0]
-    return pt.join(0, zeros, rows)
+    return pt.join(0, _zeros(whole, 0, whole.inputs[1] - rows.shape[0]), rows)
 
 
 def _joined(node: Apply) -> Variable | None:
@@ -98,7 +94,7 @@ def _joined(node: Apply) -> Variable | None:
         current = current.owner.inputs[0]
     if axis is None or not is_zeros(current):
         return None
-    values = _in_order(slices)
+    values = _in_order(slices, axis, current)
     if values is None or any(value.type.dtype != out.type.dtype for value in values):
         return None
     whole = out.type.broadcastable
@@ -147,8 +143,9 @@ def _place(end: object) -> object:
     return end
 
 
-def _in_order(slices: list[_Slice]) -> list[Variable] | None:
-    """Return the values of slices that cover an axis without a gap, from its start to its end."""
+def _in_order(slices: list[_Slice], axis: int, zeros: Variable) -> list[Variable] | None:
+    """Return the values of slices that cover an axis without a gap, from its start on, with what
+    is left of the zeros behind them."""
     by_start = {part.start: part for part in slices}
     if len(by_start) < len(slices):
         return None
@@ -163,7 +160,37 @@ def _in_order(slices: list[_Slice]) -> list[Variable] | None:
             return None
         if place is None:
             break
-    return values if place is None and len(values) == len(slices) else None
+    if len(values) < len(slices):
+        return None
+    if place is not None:
+        whole = zeros.owner
+        if whole is None or not isinstance(whole.op, Alloc):
+            return None
+        size = whole.inputs[1 + axis] - sum(value.shape[axis] for value in values)
+        values.append(_zeros(whole, axis, size))
+    return values
+
+
+def _zeros(whole: Apply, axis: int, size: Variable) -> Variable:
+    """Return zeros of another size along an axis.
+
+    Made by `pt.alloc`, they would have the graph of their sizes rewritten for static values.
+    """
+    zero, *sizes = whole.inputs
+    sizes[axis] = size
+    shape = list(whole.outputs[0].type.shape)
+    shape[axis] = None
+    return Apply(whole.op, [zero, *sizes], [whole.outputs[0].type.clone(shape=shape)()]).outputs[0]
+
+
+@node_rewriter([IncSubtensor])
+def join_slices(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace slices added to zeros."""
+    if any(isinstance(client.op, IncSubtensor) for client, _ in fgraph.clients[node.outputs[0]]):
+        return None  # the last one of a chain stands for all
+    joined = _joined(node)
+    fits = joined is not None and node.outputs[0].type.is_super(joined.type)
+    return [joined] if fits else None
 
 
 @node_rewriter([IncSubtensor])
