@@ -240,7 +240,9 @@ def library(w: Writer, symbol: str, *values: Value) -> Value:
     """Write a call of the C library; `LanesError` on several lanes."""
     if values[0].type.lanes > 1:
         raise LanesError(symbol)
-    return w.call_symbol(symbol + ("f" if values[0].type.dtype == "float32" else ""), *values)
+    kind = values[0].type
+    name = symbol + ("f" if kind.dtype == "float32" else "")
+    return w.call(name, *values, result=kind)[0]
 
 
 def _library(symbol: str) -> Rule:

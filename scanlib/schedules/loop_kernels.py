@@ -34,7 +34,7 @@ from scanlib.kernels.arrays.sizes import (
     total,
 )
 from scanlib.kernels.arrays.workspace import Place, Workspace
-from scanlib.kernels.language import BOOL, INT64, POINTER, Kernel, Type, Value
+from scanlib.kernels.language import BOOL, FLOAT64, INT64, POINTER, Kernel, Type, Value
 from scanlib.kernels.program import (
     ArrayType,
     Failure,
@@ -413,11 +413,11 @@ class TableReader(Generic[T]):
         if special is not None:
             numbers = [self.w.cast(value, "float64") for value in inputs]
             one, address = self.w.constant(1, Type("int32")), self.routine(special)
-            found = self.w.call_pointer(Type("float64"), address, *numbers, one)
+            (found,) = self.w.call(address, *numbers, one, result=FLOAT64)
             return [self.w.cast(found, out.type.dtype)]
         dtypes = [variable.type.dtype for variable in (*node.inputs, out)]
         address = self._function(node, (node.op, *dtypes))
-        return [self.w.call_pointer(Type(out.type.dtype), address, *inputs)]
+        return [*self.w.call(address, *inputs, result=Type(out.type.dtype))]
 
     def routine(self, routine: Routine) -> Value:
         """Return the address of a routine, which the table has."""

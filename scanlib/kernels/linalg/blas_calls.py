@@ -30,7 +30,7 @@ def call_library(w: Writer, address: Value, *arguments: Value) -> None:
             argument = w.scratch(number.type.dtype, 1)
             w.store(argument, 0, number)
         operands.append(argument)
-    w.call_routine(address, *operands)
+    w.call(address, *operands)
 
 
 def layout(w: Writer, matrix: Matrix) -> tuple[Value, Value, Value]:

@@ -248,18 +248,14 @@ class _Body:
     @write.register
     def _(self, statement: ir.Call) -> None:
         given = ", ".join(self.read(value) for value in statement.operands)
-        text = f"{statement.function.name}({given})"
+        name = getattr(statement.target, "name", statement.target)  # the C library's is its name
+        text = f"{name}({given})"
         if len(statement.results) == 1:
             self.define(statement.results[0], text)
         elif statement.results:
             whole = f"{statement.results[0]}_all"
-            self.line(f"const {statement.function.name}_results {whole} = {text};")
+            self.line(f"const {name}_results {whole} = {text};")
             for place, value in enumerate(statement.results):
                 self.define(value, f"{whole}.r{place}")
         else:
             self.line(f"{text};")
-
-    @write.register
-    def _(self, statement: ir.CallSymbol) -> None:
-        given = ", ".join(self.read(value) for value in statement.operands)
-        self.define(statement.result, f"{statement.symbol}({given})")

@@ -133,12 +133,7 @@ class _Module:
     def functions(self, *roots: ir.Function | ir.Kernel) -> _Module:
         """Write what others call but shared functions, inlined unless it is called many times."""
         functions = ir.functions_of(*roots, shared=False)
-        calls = Counter(
-            statement.function
-            for root in (*functions, *roots)
-            for statement in ir.walk(root.body)
-            if isinstance(statement, ir.Call)
-        )
+        calls = Counter(function for root in (*functions, *roots) for function in ir.calls_in(root))
         for function in functions:
             self.function(function, "internal", calls[function] <= MOST_COPIES)
         return self
@@ -432,14 +427,6 @@ class _Body:
         self.line(f"call void @llvm.memmove.p0.p0.i64({pair}, i64 {count}, i1 false)")
 
     @write.register
-    def _(self, statement: ir.Shuffle) -> None:
-        kind = type_text(statement.first.type)
-        texts = [f"{kind} {self.read(value)}" for value in (statement.first, statement.second)]
-        places = ", ".join(f"i32 {place}" for place in statement.places)
-        mask = f"<{len(statement.places)} x i32> <{places}>"
-        self.make(statement.result, f"shufflevector {', '.join(texts)}, {mask}")
-
-    @write.register
     def _(self, statement: ir.Scratch) -> None:
         kind = type_text(ir.Type(statement.dtype), in_memory=True)
         self.slots.append(
@@ -503,11 +490,15 @@ class _Body:
         kinds = [type_text(value.type) for value in statement.results]
         whole = f"{{ {', '.join(kinds)} }}" if kinds else "void"
         whole = kinds[0] if len(kinds) == 1 else whole
-        symbol = symbol_of(statement.function)
-        if statement.function.is_shared:
-            types = ", ".join(type_text(value.type) for value in statement.operands)
-            self.module.declare(f"{whole} @{symbol}({types})")
-        called = f"call {whole} @{symbol}({given})"
+        target = statement.target
+        if isinstance(target, ir.Value):
+            name = self.read(target)
+        else:
+            name = f"@{symbol_of(target) if isinstance(target, ir.Function) else target}"
+            if isinstance(target, str) or target.is_shared:
+                types = ", ".join(type_text(value.type) for value in statement.operands)
+                self.module.declare(f"{whole} {name}({types})")
+        called = f"call {whole} {name}({given})"
         if len(kinds) == 1:
             self.line(f"%{statement.results[0].name} = {called}")
             return
@@ -515,24 +506,6 @@ class _Body:
         self.line(f"{name} = {called}" if kinds else called)
         for place, value in enumerate(statement.results):
             self.line(f"%{value.name} = extractvalue {whole} {name}, {place}")
-
-    @write.register
-    def _(self, statement: ir.CallSymbol) -> None:
-        kind = type_text(statement.result.type)
-        self.module.declare(
-            f"{kind} @{statement.symbol}({', '.join([kind] * len(statement.operands))})"
-        )
-        given = ", ".join(f"{kind} {self.read(value)}" for value in statement.operands)
-        self.line(f"%{statement.result.name} = call {kind} @{statement.symbol}({given})")
-
-    @write.register
-    def _(self, statement: ir.CallPointer) -> None:
-        given = ", ".join(f"{type_text(v.type)} {self.read(v)}" for v in statement.operands)
-        called, result = f"{self.read(statement.pointer)}({given})", statement.result
-        if result is None:
-            self.line(f"call void {called}")
-        else:
-            self.line(f"%{result.name} = call {type_text(result.type)} {called}")
 
     @write.register
     def _(self, statement: ir.Poll) -> None:
