@@ -23,7 +23,7 @@ memory. The form is chosen by the strides that are known when a kernel is writte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -41,11 +41,11 @@ from scanlib.kernels.language import (
     Writer,
     write_function,
 )
-from scanlib.kernels.linalg.blas_calls import Library, call_library, layout, routine_of
 from scanlib.kernels.linalg.matrices import Matrix, all_known, known, shared, sized
 from scanlib.kernels.linalg.semiring_products import Combination, SmallVectors, less
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import NoKernelError, Number, Pair, added, parts_of, real
+from scanlib.kernels.scipy_routines import Routine
 from scanlib.kernels.spans import load_number, store_number, sum_of_lanes
 
 TINIEST = 4  # rows and columns of products that are unrolled
@@ -62,7 +62,13 @@ PIECE = 1 << SHIFT  # rows of `B` that are copied at once
 MATRIX = (POINTER, INT64, INT64)  # a pointer and both strides
 
 
-def multiply(w: Writer, a: Matrix, b: Matrix, out: Matrix, library: Library | None = None) -> None:
+def multiply(
+    w: Writer,
+    a: Matrix,
+    b: Matrix,
+    out: Matrix,
+    library: Callable[[Routine], Value] | None = None,
+) -> None:
     """Write ``out = a b``, by routines of BLAS where `library` gives their addresses; sizes must
     fit, and `out` shares no memory with the others. `NoKernelError` for truth values and complex
     numbers."""
@@ -86,7 +92,8 @@ def multiply(w: Writer, a: Matrix, b: Matrix, out: Matrix, library: Library | No
     if library is None or is_small or is_vector or out.dtype not in FLOATS:
         _product(w, a, b, out, form=form)
     else:
-        _library_product(w, a, b, out, library(routine_of("gemm", out.dtype)), form=form)
+        gemm = library(Routine("sgemm" if out.dtype == "float32" else "dgemm"))
+        _library_product(w, a, b, out, gemm, form=form)
 
 
 @shared
@@ -500,21 +507,40 @@ def _library_product(
 ) -> None:
     """Write a product that may be large, by BLAS's routine then.
 
-    BLAS stores matrices by columns: what it is asked for is ``Cᵀ = Bᵀ Aᵀ``.
+    It takes matrices by columns, letters and numbers by their addresses: what it is asked for is
+    ``Cᵀ = Bᵀ Aᵀ``.
     """
     m, depth, n = sized(w, out.rows, a.columns, out.columns)
-    (a_by_rows, a_line, a_fits), (b_by_rows, b_line, b_fits), (by_rows, line, _) = (
-        layout(w, matrix) for matrix in (a, b, out)
-    )
+    layouts = [_layout(w, matrix) for matrix in (a, b, out)]
+    (a_by_rows, a_line, a_fits), (b_by_rows, b_line, b_fits), (by_rows, line, _) = layouts
+
+    def address(value: Value) -> Value:
+        number = w.cast(value, "int32") if value.type == INT64 else value
+        memory = w.scratch(number.type.dtype, 1)
+        w.store(memory, 0, number)
+        return memory
+
     is_large = (m * depth * n > LARGEST) & (less(w, m, n) >= ROWS)
     with w.when(is_large & a_fits & b_fits & by_rows) as choice:
         letters = [
             w.select(flag, w.constant(ord("N"), Type("uint8")), ord("T"))
             for flag in (b_by_rows, a_by_rows)
         ]
-        one = w.constant(1, out.type)
-        factors = b.pointer, b_line, a.pointer, a_line
-        last = w.constant(0, out.type), out.pointer, line
-        call_library(w, routine, *letters, n, m, depth, one, *factors, *last)
+        one, zero = w.constant(1, out.type), w.constant(0, out.type)
+        sizes = [address(value) for value in (*letters, n, m, depth, one)]
+        factors = b.pointer, address(b_line), a.pointer, address(a_line)
+        w.call(routine, *sizes, *factors, address(zero), out.pointer, address(line))
     with w.otherwise(choice):
         _product(w, a, b, out, form=form)
+
+
+def _layout(w: Writer, matrix: Matrix) -> tuple[Value, Value, Value]:
+    """Return how a routine reads a matrix: whether its rows are contiguous, how many items a row,
+    or else a column, is from the next, and whether one of them is contiguous, so that it can be
+    read at all."""
+    row, column = sized(w, matrix.row_stride, matrix.column_stride)
+    (rows, columns), item = sized(w, matrix.rows, matrix.columns), matrix.itemsize
+    is_by_rows = column.equals(item) & (row >= columns * item)
+    is_by_columns = row.equals(item) & (column >= rows * item)
+    line = w.apply("quotient", w.select(is_by_rows, row, column), w.constant(item, INT64))
+    return is_by_rows, line, is_by_rows | is_by_columns
