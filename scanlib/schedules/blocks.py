@@ -56,7 +56,7 @@ from scanlib.kernels.spans import (
     walk,
 )
 from scanlib.ops.lowered.elemwise_scan import Recurrence
-from scanlib.ops.lowered.sums_first import elements_with_addend, sums_first
+from scanlib.ops.lowered.sums_first import sums_first
 from scanlib.recurrences import CLASSES, affine
 from scanlib.recurrences.block_scans import History, StepBlock, Steps
 from scanlib.recurrences.coupled import scan_coupled
@@ -181,10 +181,9 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         self.varying: dict[tuple[int, int], Span] = {}
         for number, recurrence in enumerate(loop.op.recurrences):
             graph = self.graphs[number]
-            whole = graph.inputs_among(self.inner.non_sequences)
             for k, out in enumerate(graph.outputs):
                 read = {v for v in ancestors([out]) if v.owner is None}
-                if any(not isinstance(v, Constant) and v not in whole for v in read):
+                if any(not isinstance(v, Constant) for v in read - set(self.inner.non_sequences)):
                     dtype = self.dtype_of(recurrence.parts[0])
                     self.varying[number, k] = buffers.span(dtype, size)
 
@@ -291,18 +290,12 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             self.scalars.bind(variable, self.number_of(name))
         for number, recurrence in enumerate(loop.op.recurrences):
             with self.scalars.scope():
-                self.bind_same(self.graphs[number])
                 for k, out in enumerate(self.graphs[number].outputs):
                     if (number, k) not in self.varying:
                         self.scalars.emit([out])
                         dtype = self.dtype_of(recurrence.parts[0])
                         value = self.scalars.number_as(self.scalars.number(out), dtype)
                         self.elements[number, k] = Same(self.w, value)
-
-    def bind_same(self, graph: StepGraph) -> None:
-        """Bind those inputs of a graph that are non-sequences."""
-        for mine, own in graph.inputs_among(self.inner.non_sequences).items():
-            self.scalars.bind(mine, self.scalars.number(own))
 
     def write_views(self) -> None:
         """Write where the rows, histories and outputs of the block are, and what is before it."""
@@ -393,10 +386,8 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         widest = max((np.dtype(dtype).itemsize for dtype in dtypes), default=8)
         return register_bytes() // widest
 
-    def bind_read(
-        self, graph: StepGraph, outputs: list[Variable], known: dict[Variable, Reader], j: Value
-    ) -> None:
-        """Bind what some variables of a graph are computed from at some steps.
+    def bind_read(self, outputs: list[Variable], known: dict[Variable, Reader], j: Value) -> None:
+        """Bind what some variables are computed from at some steps.
 
         `known` are variables that have been computed.
         """
@@ -408,29 +399,32 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         for variable in above:
             if variable.owner is not None or variable in self.scalars.values:
                 continue
-            own = graph.own.get(variable)
-            if own in self.taps:
-                self.scalars.bind(variable, self.value(*self.taps[own], j, count))
-            elif own in self.inner.rows:
-                row = self.rows[self.inner.rows.index(own)]
+            if variable in self.taps:
+                self.scalars.bind(variable, self.value(*self.taps[variable], j, count))
+            elif variable in self.inner.rows:
+                row = self.rows[self.inner.rows.index(variable)]
                 self.scalars.bind(variable, row.load(j, count))
 
     # What is computed once for the elements and for what depends on the states
 
     def graph_of_elements(self, number: int) -> StepGraph:
-        """Return what the scan of a recurrence needs: see `ElemwiseScan.elements_of`."""
-        op = self.loop.op
-        first = op.recurrences[number].parts[0] in self.sums_first
-        found = elements_with_addend(op, number) if first else op.elements_of(number)
-        inputs, outputs, scanned = found
-        return StepGraph(outputs, dict(zip(inputs, self.loop.graph.inputs, strict=True)), scanned)
+        """Return what the scan of a recurrence needs: its elements, the addend in the place of the
+        constant where the sum comes first."""
+        recurrence = self.loop.op.recurrences[number]
+        outputs, scanned = self.loop.op.elements_of(number, self.loop.graph.inputs)
+        first = self.sums_first.get(recurrence.parts[0])
+        if first is not None:
+            (constant,) = recurrence.constants
+            assert constant is not None
+            outputs[constant] = first.addend
+        return StepGraph(outputs, scanned)
 
     def graph_of_map(self) -> StepGraph:
         """Return what is computed when the states are known; sums are scanned as well."""
         scanned = {found.total: part for part, found in self.sums_first.items()}
         scanned |= {self.nexts[part]: part for part in self.depths if self.nexts[part].owner}
         wanted = [*self.addends().values(), *self.mapped_outputs().values()]
-        return StepGraph(wanted, {inp: inp for inp in self.loop.graph.inputs}, scanned)
+        return StepGraph(wanted, scanned)
 
     def readers(self, number: int) -> dict[Variable, Reader]:
         """Return what reads the values that a graph finds: those that are scanned, and shared."""
@@ -443,11 +437,11 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def write_shared(self) -> None:
         """Write what elements and map, or several recurrences, compute alike."""
         left = set(self.shared)
-        for graph, own in zip(self.graphs, self.shared_in, strict=True):
+        for own in self.shared_in:
             computed = {k: value for value, k in own.items() if k in left}
             left -= set(computed)
             goals = [(v, self.shared[k].dtype, self.shared[k].store) for k, v in computed.items()]
-            self.write_values(graph, goals, {})
+            self.write_values(goals, {})
 
     def write_elements(self, number: int) -> None:
         """Write the elements of a recurrence for all steps of the block."""
@@ -455,21 +449,21 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         goals: list[Goal] = []
         for k, out in enumerate(graph.outputs):
             own = self.varying.get((number, k))
-            if own is not None and out in graph.own and out.type.dtype == own.dtype:
-                self.elements[number, k] = self.view(graph.own[out])
+            is_read = out in self.taps or out in self.inner.rows
+            if own is not None and is_read and out.type.dtype == own.dtype:
+                self.elements[number, k] = self.view(out)
             elif own is not None:
                 self.elements[number, k] = own
                 goals.append((out, own.dtype, own.store))
-        self.write_values(graph, goals, self.readers(number))
+        self.write_values(goals, self.readers(number))
 
     def write_values(
         self,
-        graph: StepGraph,
         goals: Sequence[Goal],
         known: dict[Variable, Reader],
         totals: Iterable[Total] = (),
     ) -> None:
-        """Write some values of a graph for all steps of the block, and keep them.
+        """Write some values for all steps of the block, and keep them.
 
         Quotients are computed without divisions, and if they are wrong, everything once more, from
         `totals` of nothing.
@@ -479,16 +473,14 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         wanted = [value for value, _, _ in goals]
 
         def write(j: Value, *special: Callable[[Apply], bool]) -> None:
-            self.bind_read(graph, wanted, known, j)
+            self.bind_read(wanted, known, j)
             self.scalars.emit(wanted, *special)
             for value, dtype, keep in goals:
                 number = self.scalars.spread(self.scalars.number(value))
                 keep(j, self.scalars.number_as(number, dtype))
 
         with self.scalars.scope():
-            self.bind_same(graph)
-            same = graph.inputs_among(self.inner.non_sequences)
-            divisions = quotients_in(wanted, known, same)
+            divisions = quotients_in(wanted, known, self.inner.non_sequences)
             quotients = Quotients(self.w, self.scalars, divisions, self.steps_at_once(wanted))
             self.for_all(wanted, lambda j: write(j, quotients.write))
             if divisions:
@@ -530,11 +522,10 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         read |= {part for part, depth in self.depths.items() if depth > 1}
         for graph in self.graphs:
             for variable in ancestors(graph.outputs, blockers=set(graph.scanned)):
-                own = graph.own.get(variable)
                 if variable in graph.scanned:
                     read.add(graph.scanned[variable])
-                elif own in self.taps:
-                    read.add(self.taps[own][0])
+                elif variable in self.taps:
+                    read.add(self.taps[variable][0])
         return read
 
     def chosen_elements(self, number: int, recurrence: Recurrence) -> tuple[Items | None, ...]:
@@ -570,7 +561,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         wanted = [*self.nexts.values(), *totals.values()]
         with w.loop(0, self.n) as k, self.scalars.scope():
             j = self.n - 1 - k if self.reverse else k
-            self.bind_read(self.graphs[-1], wanted, {}, j)
+            self.bind_read(wanted, {}, j)
             self.scalars.emit(wanted)
             for part, total in totals.items():
                 self.totals[part].store(j, self.scalars.number(total))
@@ -601,7 +592,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             sums[i] = Total(w, self.scalars.constant(zero, dtype), lanes)
             goals.append((addend, dtype, adds_to(sums[i])))
         goals += [(v, self.outputs[k].dtype, self.outputs[k].store) for k, v in outputs.items()]
-        self.write_values(self.graphs[-1], goals, self.readers(-1), sums.values())
+        self.write_values(goals, self.readers(-1), sums.values())
         for i, total in sums.items():
             place = self.place_of_value(self.loop.signature.n_states + i, 0)
             old = load_number(w, self.inner.carries[i].type.dtype, *place)
