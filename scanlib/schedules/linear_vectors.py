@@ -10,7 +10,7 @@ columns of the matrix, each held in one vector, times one number of the state.
 
 Composing may overflow where the steps one after the other do not: a block of steps with states that
 are not finite is repeated step by step. Powers may also be zero where what they give of a large
-state is not: steps are composed where the items of the matrix are in `powers_range`. (J. Kogge and
+state is not: steps are composed where no item of the matrix is that large or small. (J. Kogge and
 H. Stone, "A parallel algorithm for the efficient solution of a general class of recurrence
 equations", 1973, of which this is the sequential use.)
 
@@ -54,17 +54,6 @@ if TYPE_CHECKING:
 
 BLOCK = 64  # steps after which finiteness is checked; their offsets are read side by side
 BLOCKS_PER_POLL = 64
-
-
-def look_ahead(size: int) -> int:
-    """Return how many steps to take at once for matrices of a size."""
-    return 4 if size <= 4 else 2
-
-
-def powers_range(dtype: str) -> tuple[float, float]:
-    """Return the sizes of items, zero aside, whose products of four are no subnormal numbers."""
-    power = 30 if dtype == "float32" else 250
-    return 2.0**-power, 2.0**power
 
 
 class VectorSteps:
@@ -128,7 +117,7 @@ class VectorSteps:
         matrix, lines = self.run.space["matrix"], self.size * self.vectors.itemsize
         columns = [self.vectors.load(matrix, j * lines) for j in range(self.size)]
         powers = [columns]
-        for _ in range(1, look_ahead(self.size)):
+        for _ in range(3 if self.size <= 4 else 1):
             powers.append(
                 [self.times(columns, own, self.vectors.zero, False) for own in powers[-1]]
             )
@@ -137,11 +126,12 @@ class VectorSteps:
     def composes(self) -> Value:
         """Return whether no power of the matrix is zero where what it gives is not."""
         w, item = self.w, Type(self.run.loop.dtype)
-        low, high = powers_range(item.dtype)
+        # Of products of four of these, zero aside, none is a subnormal number.
+        high = 2.0 ** (30 if item.dtype == "float32" else 250)
         outside = w.local(0, INT64)
         with w.loop(0, self.size * self.size) as i:
             size = abs(w.load(item, self.run.space["matrix"], i * item.itemsize))
-            fits = size.equals(0.0) | ((size >= low) & (size <= high))
+            fits = size.equals(0.0) | ((size >= 1 / high) & (size <= high))
             w.assign(outside, w.copy(outside) | w.cast(~fits, "int64"))
         return w.copy(outside).equals(0)
 
