@@ -35,8 +35,6 @@ from scanlib.kernels.language import Type, Value
 from scanlib.kernels.spans import Same
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences.block_scans import (
-    GROUP,
-    Bounds,
     Formulas,
     Function,
     Lanes,
@@ -253,8 +251,8 @@ def scan(block: StepBlock, steps: Steps, sum_first: bool = False) -> tuple[Value
     elements = (a,) if b is None else (a, b)
     tests = (None if fixed else extreme, *[None] * (len(elements) - 1))
     kind = _FixedSingle if fixed and dtype == "float32" else _Affine
-    bounds = Bounds(tests, MODERATE[dtype])
-    found = kind(block, AFFINE, replace(steps, elements=elements), bounds, GROUP)
+    given = replace(steps, elements=elements)
+    found = kind(block, AFFINE, given, tests, MODERATE[dtype])
     found.sum_first = sum_first
     return found.write()
 

@@ -38,7 +38,7 @@ from scanlib.kernels.spans import Span
 from scanlib.ops.logaddexp import LogAddExp
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences import affine
-from scanlib.recurrences.block_scans import Arithmetic, Bounds, Formulas, LaneScan, StepBlock, Steps
+from scanlib.recurrences.block_scans import Arithmetic, Formulas, LaneScan, StepBlock, Steps
 from scanlib.recurrences.clamp import MAXIMUM
 from scanlib.recurrences.form import (
     Component,
@@ -108,7 +108,7 @@ def scan(block: StepBlock, steps: Steps) -> Value:
     with w.when(good):
         if a is None:  # NaN may get lost: `s` keeps it
             running = replace(steps, elements=(b,))
-            LaneScan(block, MAXIMUM, running, Bounds((None,))).write()
+            LaneScan(block, MAXIMUM, running, (None,)).write()
         else:
             _shifted_maximum(block, steps)
         block.for_all(h.itemsize, lambda j, lanes: _elements(steps, scale, sums, (j, lanes)))

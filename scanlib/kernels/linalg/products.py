@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -363,7 +362,7 @@ class _Product:
                 with w.when(~is_direct):
                     self.copy_rows(panel, source, terms, known, ends)
                 line = w.select(is_direct, self.b_row, width * item)
-                rows = _Rows(w.select(is_direct, source, panel), line, terms)
+                rows = self.rows(w.select(is_direct, source, panel), line, terms)
                 self.tiles_of_rows(rows, j, k, edge)
 
     def packed_tiles(self) -> None:
@@ -375,7 +374,7 @@ class _Product:
             k = q << SHIFT
             place = w.offset(self.b, (j * self.depth + k * width) * item)
             terms = less(w, self.depth - k, w.constant(PIECE, INT64))
-            rows = _Rows(place, w.constant(width * item, INT64), terms)
+            rows = self.rows(place, w.constant(width * item, INT64), terms)
             self.tiles_of_rows(rows, j, k, edge)
 
     def pack(self, panels: Value) -> None:
@@ -397,7 +396,11 @@ class _Product:
         last = w.select(is_narrow, 0, known - lanes) * self.item
         return known, is_narrow, [w.constant(0, INT64), last]
 
-    def tiles_of_rows(self, rows: _Rows, j: Value, k: Value, edge: Value) -> None:
+    def rows(self, pointer: Value, line: Value, count: Value) -> Matrix:
+        """Return rows of `B` of the width of a tile."""
+        return Matrix(pointer, self.dtype, count, self.width, line, self.item)
+
+    def tiles_of_rows(self, rows: Matrix, j: Value, k: Value, edge: Value) -> None:
         """Write the tiles of `C` from column `j` on; the terms are from `k` on."""
         w, item, width = self.w, self.item, self.width
         known, is_narrow, ends = self.columns_from(j)
@@ -456,7 +459,7 @@ class _Product:
 
     def tile(
         self,
-        rows: _Rows,
+        rows: Matrix,
         factors: Sequence[Value],
         lines: Sequence[Value],
         ends: Sequence[Value],
@@ -473,8 +476,8 @@ class _Product:
         if isinstance(more, Value):
             firsts = [w.select(more, w.load(kind, *place), 0) for place in places]
         totals = [w.local(first, kind) for first in firsts]
-        with w.loop(0, rows.count) as k:
-            start = k * rows.line
+        with w.loop(0, rows.rows) as k:
+            start = k * rows.row_stride
             items = [w.load(kind, rows.pointer, start + at) for at in ends]
             for r, pointer in enumerate(factors):
                 factor = w.splat(w.load(Type(self.dtype), pointer, k * self.a_column), kind.lanes)
@@ -482,15 +485,6 @@ class _Product:
                     w.assign(total, multiply_add(w, factor, item, w.copy(total)))
         for place, total in zip(places, totals, strict=True):
             w.store(*place, w.copy(total))
-
-
-@dataclass
-class _Rows:
-    """Rows of `B`: where they are, how far from one another, and how many."""
-
-    pointer: Value
-    line: Value
-    count: Value
 
 
 def multiply_add(w: Writer, x: Value, y: Value, z: Value) -> Value:
