@@ -72,8 +72,7 @@ class Elements:
         """Return the position of an element; None stays None."""
         if value is None:
             return None
-        if value.type.dtype != self.dtype:
-            value = ps.cast(value, self.dtype)
+        value = cast(value, self.dtype)
         for i, known in enumerate(self.values):
             if known is value or _equal_constants(known, value):
                 return i
@@ -151,10 +150,16 @@ def _converted(value: Variable, dtype: str) -> Variable:
     """Return a value in a dtype that holds it; in its own, if the dtype does not."""
     if value.type.dtype == dtype or not np.can_cast(value.type.dtype, dtype):
         return value
-    if isinstance(value, Constant):
-        number = np.asarray(value.data).astype(dtype)[()]
-        return ps.ScalarConstant(ps.get_scalar_type(dtype), number)
-    return ps.cast(value, dtype)
+    return constant(value.data, dtype) if isinstance(value, Constant) else ps.cast(value, dtype)
+
+
+def constant(value: Any, dtype: str) -> Variable:
+    """Return a number in a dtype; minus one of an unsigned dtype is its largest number."""
+    return ps.ScalarConstant(ps.get_scalar_type(dtype), np.asarray(value).astype(dtype)[()])
+
+
+def cast(value: Variable, dtype: str) -> Variable:
+    return value if value.type.dtype == dtype else ps.cast(value, dtype)
 
 
 def kind(variable: Variable) -> str:
