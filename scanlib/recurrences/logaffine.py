@@ -32,7 +32,7 @@ import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Variable
 
-from scanlib.kernels.elementary import vector_function
+from scanlib.kernels.elementary import compute
 from scanlib.kernels.language import Value
 from scanlib.kernels.spans import Span
 from scanlib.ops.logaddexp import LogAddExp
@@ -117,7 +117,7 @@ def scan(block: StepBlock, steps: Steps) -> Value:
         affine.scan(StepBlock(w, block.size, block.reverse), Steps((scale, sums), sums, one))
 
         def add_logarithm(j: Value, lanes: int) -> None:
-            (log,) = w.call(vector_function("log", h.dtype, lanes), sums.real(j, lanes))
+            log = compute(w, "log", sums.real(j, lanes))
             h.store(j, h.real(j, lanes) + log)
 
         block.for_all(h.itemsize, add_logarithm)
@@ -142,7 +142,7 @@ def _elements(steps: Steps, scale: Span, sums: Span, place: tuple[Value, int]) -
     if a is not None:
         p = p + a.real(*place)
     distance = w.select(b.equals(p), 0.0, abs(b - p))
-    (e,) = w.call(vector_function("exp", steps.h.dtype, place[1]), -distance)
+    e = compute(w, "exp", -distance)
     larger = b > p
     scale.store(place[0], w.select(larger, e, 1.0))
     sums.store(place[0], w.select(larger, w.constant(1.0, e.type), e))

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scanlib.kernels.arrays.sizes import Size, pieces, product
-from scanlib.kernels.elementary import vector_function
+from scanlib.kernels.elementary import compute
 from scanlib.kernels.language import INT64, Local, Type, Value
 from scanlib.kernels.linalg.matrices import Matrix, packed
 from scanlib.kernels.linalg.semiring_products import (
@@ -46,7 +46,8 @@ from scanlib.kernels.linalg.semiring_products import (
     extreme_of,
     largest_lane,
 )
-from scanlib.kernels.spans import any_lane
+from scanlib.kernels.spans import Span, any_lane
+from scanlib.recurrences.trust import outside, some
 from scanlib.schedules.polls import between_polls
 
 if TYPE_CHECKING:
@@ -125,15 +126,11 @@ class VectorSteps:
 
     def composes(self) -> Value:
         """Return whether no power of the matrix is zero where what it gives is not."""
-        w, item = self.w, Type(self.run.loop.dtype)
-        # Of products of four of these, zero aside, none is a subnormal number.
-        high = 2.0 ** (30 if item.dtype == "float32" else 250)
-        outside = w.local(0, INT64)
-        with w.loop(0, self.size * self.size) as i:
-            size = abs(w.load(item, self.run.space["matrix"], i * item.itemsize))
-            fits = size.equals(0.0) | ((size >= 1 / high) & (size <= high))
-            w.assign(outside, w.copy(outside) | w.cast(~fits, "int64"))
-        return w.copy(outside).equals(0)
+        w, dtype = self.w, self.run.loop.dtype
+        items = Span(w, dtype, self.run.space["matrix"])
+        # Of products of four numbers within these bounds, none is a subnormal number.
+        high = 2.0 ** (30 if dtype == "float32" else 250)
+        return ~some(w, items, w.constant(self.size**2, INT64), outside(1 / high, high))
 
     def columns(self, t: Value) -> list[Value]:
         """Return the columns of the matrix of a step."""
@@ -225,10 +222,6 @@ class LogSteps:
             self.vectors = SmallVectors(run.w, self.dtype, size)
         self.state: Local | None = None
 
-    def function(self, name: str, value: Value) -> Value:
-        (found,) = self.w.call(vector_function(name, self.dtype, value.type.lanes), value)
-        return found
-
     # Before the first step
 
     def prepare(self) -> None:
@@ -276,7 +269,7 @@ class LogSteps:
                 w.store(exponentials, (j * self.length + i) * item.itemsize, value)
         with w.loop(0, run.size * self.length, self.lanes) as i:
             at = i * item.itemsize
-            w.store(exponentials, at, self.function("exp", w.load(self.kind, exponentials, at)))
+            w.store(exponentials, at, compute(w, "exp", w.load(self.kind, exponentials, at)))
 
     def of_matrix(self, place: Position) -> tuple[Value, Value]:
         """Return where the exponentials of a matrix are, and the largest numbers of its rows."""
@@ -308,10 +301,10 @@ class LogSteps:
         line = self.lanes * self.item.itemsize
         columns = [w.load(self.kind, exponentials, j * line) for j in range(vectors.size)]
         top = largest_lane(w, state)
-        weights = self.function("exp", state - w.splat(top, self.lanes))
+        weights = compute(w, "exp", state - w.splat(top, self.lanes))
         sums = vectors.product(columns, vectors.copies(weights), vectors.zero)
         scale = w.splat(top, self.lanes) + w.load(self.kind, largest)
-        result = self.function("log", sums) + scale
+        result = compute(w, "log", sums) + scale
         add = run.offset_at(place)
         if add is not None:
             result = result + vectors.load(run.in_rows(add.turned, "row").pointer, 0)
@@ -337,7 +330,7 @@ class LogSteps:
         top = largest_lane(w, w.copy(tops))
         with w.loop(0, self.length, self.lanes) as c:
             value = w.load(kind, self.values, c * size) - w.splat(top, self.lanes)
-            w.store(self.weights, c * size, self.function("exp", value))
+            w.store(self.weights, c * size, compute(w, "exp", value))
         rows = packed(exponentials, self.dtype, run.size, self.length)
         Combination(w, "real", self.sums, self.weights, rows, None).write()
         whole = run.size & -self.lanes
@@ -348,7 +341,7 @@ class LogSteps:
             sums = w.load(kind, self.sums, at)
             scale = w.splat(top, self.lanes) + w.load(kind, largest, at)
             source = w.select(c < whole, adds, self.adds)
-            value = (self.function("log", sums) + scale) + w.load(kind, source, at)
+            value = (compute(w, "log", sums) + scale) + w.load(kind, source, at)
             w.store(self.values, at, value)
             w.assign(wrong, w.select(self.is_irregular(sums), 1.0, w.copy(wrong)))
             with w.when(c < whole):
@@ -390,7 +383,7 @@ class LogSteps:
                 w.assign(found, extreme_of(w, "log", item, run.size, term))
             with w.otherwise(choice):
                 scale = top + w.load(item, largest, at)
-                w.assign(found, self.function("log", sums) + scale)
+                w.assign(found, compute(w, "log", sums) + scale)
             value = w.copy(found)
             if add is not None:
                 value = value + add.load(w, i, 0)
