@@ -130,13 +130,11 @@ class StepBlock:
         """Return where step `k` is in memory."""
         return self.size - 1 - k if self.reverse else k
 
-    def for_all(self, size: int, write: Callable[[Value, int], None]) -> None:
-        """Write what is done for all steps: for as many at once as fill a register, then singly.
-
-        `write` takes a place and how many steps there are; their numbers have `size` bytes.
-        """
-        first, lanes = self.writer.constant(0, INT64), register_bytes() // size
-        walk(self.writer, first, self.size, [lanes], write)
+    def for_all(self, lanes: int, write: Callable[[Value, int], None]) -> None:
+        """Write what is done for all steps: for so many at once, then singly; `write` takes a place
+        and how many steps there are."""
+        several = [lanes] if lanes > 1 else []
+        walk(self.writer, self.writer.constant(0, INT64), self.size, several, write)
 
     def fetch(self, place: Value, items: int) -> None:
         """Ask for what lies at some places of the next block."""

@@ -34,6 +34,7 @@ from pytensor.graph.basic import Apply, Variable
 
 from scanlib.kernels.elementary import compute
 from scanlib.kernels.language import Value
+from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.spans import Span
 from scanlib.ops.logaddexp import LogAddExp
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
@@ -111,7 +112,8 @@ def scan(block: StepBlock, steps: Steps) -> Value:
             LaneScan(block, MAXIMUM, running, (None,)).write()
         else:
             _shifted_maximum(block, steps)
-        block.for_all(h.itemsize, lambda j, lanes: _elements(steps, scale, sums, (j, lanes)))
+        lanes = register_bytes() // h.itemsize
+        block.for_all(lanes, lambda j, lanes: _elements(steps, scale, sums, (j, lanes)))
         # Products of scales that underflow belong to terms that do not count beside ``s ≥ 1``.
         one = w.constant(1.0, steps.before.type)
         affine.scan(StepBlock(w, block.size, block.reverse), Steps((scale, sums), sums, one))
@@ -120,7 +122,7 @@ def scan(block: StepBlock, steps: Steps) -> Value:
             log = compute(w, "log", sums.real(j, lanes))
             h.store(j, h.real(j, lanes) + log)
 
-        block.for_all(h.itemsize, add_logarithm)
+        block.for_all(lanes, add_logarithm)
     return good
 
 

@@ -48,7 +48,7 @@ def scan(block: StepBlock, steps: Steps) -> Value:
         lost.add(~(square >= 0.0))
         h.store(j, w.apply("sqrt", square))
 
-    block.for_all(h.itemsize, root)
+    block.for_all(count, root)
     return trusted & ~real(lost.after())
 
 

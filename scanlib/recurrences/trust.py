@@ -26,7 +26,6 @@ HIGHEST = {"float64": 2.0**120, "float32": 2.0**15}
 MODERATE = {"float64": 2.0**800, "float32": 2.0**100}
 
 WORDS = {"float64": "int64", "float32": "int32"}
-SIGN = {"float64": 63, "float32": 31}
 SIDE_BY_SIDE = 2  # vectors, of a pass that looks at all of a block
 
 Test = Callable[[Writer, Value], Value]
@@ -39,8 +38,8 @@ def bits_of(value: float, dtype: str) -> int:
 
 def size_bits(w: Writer, value: Value) -> Value:
     """Return the bits of a number without its sign."""
-    dtype = value.type.dtype
-    return w.bitcast(value, WORDS[dtype]) & (2 ** SIGN[dtype] - 1)
+    bits = w.bitcast(value, WORDS[value.type.dtype])
+    return bits & (2 ** (8 * value.type.itemsize - 1) - 1)
 
 
 def above(limit: float) -> Test:

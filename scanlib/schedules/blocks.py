@@ -53,7 +53,6 @@ from scanlib.kernels.spans import (
     itemsize,
     load_number,
     store_number,
-    walk,
 )
 from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.ops.lowered.sums_first import sums_first
@@ -300,7 +299,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def write_views(self) -> None:
         """Write where the rows, histories and outputs of the block are, and what is before it."""
         loop, w = self.loop, self.w
-        self.rows = [self.row_span(i) for i in range(len(self.inner.rows))]
+        self.rows = {row: self.row_span(i) for i, row in enumerate(self.inner.rows)}
         for part in self.sums_first:
             before = load_number(w, self.dtype_of(part), *self.place_of_value(part, 0))
             self.kept[part] = Cell(w, before)
@@ -355,7 +354,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             return ()
         direct = [own.values for part, own in self.histories.items() if self.is_direct(part)]
         move = -self.n if self.reverse else self.n
-        return tuple(span.moved(move) for span in (*self.rows, *self.outputs, *direct))
+        return tuple(span.moved(move) for span in (*self.rows.values(), *self.outputs, *direct))
 
     def value(self, part: int, offset: int, j: Value, count: int = 1) -> Number:
         """Read the values of a part, `offset` steps after some steps of the block."""
@@ -364,19 +363,6 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         return self.histories[part].at(offset).load(j, count)
 
     # All steps of a block at once
-
-    def for_all(self, outputs: Iterable[Variable], write: Callable[[Value], None]) -> None:
-        """Write what computes some variables for all steps, several at once where that is known.
-
-        `write` is given a step; `scalars.lanes` says how many there are from it on.
-        """
-        count = self.steps_at_once(outputs)
-
-        def several(j: Value, lanes: int) -> None:
-            with self.scalars.taking(lanes):
-                write(j)
-
-        walk(self.w, self.w.constant(0, INT64), self.n, [count] if count > 1 else [], several)
 
     def steps_at_once(self, outputs: Iterable[Variable]) -> int:
         """Return how many steps fill a register with numbers of the widest dtype."""
@@ -401,9 +387,8 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                 continue
             if variable in self.taps:
                 self.scalars.bind(variable, self.value(*self.taps[variable], j, count))
-            elif variable in self.inner.rows:
-                row = self.rows[self.inner.rows.index(variable)]
-                self.scalars.bind(variable, row.load(j, count))
+            elif variable in self.rows:
+                self.scalars.bind(variable, self.rows[variable].load(j, count))
 
     # What is computed once for the elements and for what depends on the states
 
@@ -449,7 +434,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         goals: list[Goal] = []
         for k, out in enumerate(graph.outputs):
             own = self.varying.get((number, k))
-            is_read = out in self.taps or out in self.inner.rows
+            is_read = out in self.taps or out in self.rows
             if own is not None and is_read and out.type.dtype == own.dtype:
                 self.elements[number, k] = self.view(out)
             elif own is not None:
@@ -471,28 +456,30 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         if not goals:
             return
         wanted = [value for value, _, _ in goals]
+        count = self.steps_at_once(wanted)
 
-        def write(j: Value, *special: Callable[[Apply], bool]) -> None:
-            self.bind_read(wanted, known, j)
-            self.scalars.emit(wanted, *special)
-            for value, dtype, keep in goals:
-                number = self.scalars.spread(self.scalars.number(value))
-                keep(j, self.scalars.number_as(number, dtype))
+        def write(j: Value, lanes: int, *special: Callable[[Apply], bool]) -> None:
+            with self.scalars.taking(lanes):
+                self.bind_read(wanted, known, j)
+                self.scalars.emit(wanted, *special)
+                for value, dtype, keep in goals:
+                    number = self.scalars.spread(self.scalars.number(value))
+                    keep(j, self.scalars.number_as(number, dtype))
 
         with self.scalars.scope():
             divisions = quotients_in(wanted, known, self.inner.non_sequences)
-            quotients = Quotients(self.w, self.scalars, divisions, self.steps_at_once(wanted))
-            self.for_all(wanted, lambda j: write(j, quotients.write))
+            quotients = Quotients(self.w, self.scalars, divisions, count)
+            self.block.for_all(count, lambda j, lanes: write(j, lanes, quotients.write))
             if divisions:
                 with self.w.when(quotients.are_wrong()):
                     for total in totals:
                         total.clear()
-                    self.for_all(wanted, write)
+                    self.block.for_all(count, write)
 
     def view(self, own: Variable) -> Span:
         """Return the values of a row or a past value during the block."""
-        if own in self.inner.rows:
-            return self.rows[self.inner.rows.index(own)]
+        if own in self.rows:
+            return self.rows[own]
         part, offset = self.taps[own]
         return self.histories[part].at(offset)
 

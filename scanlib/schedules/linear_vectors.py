@@ -244,10 +244,7 @@ class LogSteps:
             self.read_values(first)
 
     def read_values(self, row: Value) -> None:
-        w, item = self.w, self.item
-        with w.loop(0, self.run.size) as j:
-            at = j * item.itemsize
-            w.store(self.values, at, w.load(item, row, at))
+        self.w.move(self.values, row, self.run.size * self.item.itemsize)
 
     def prepare_matrix(self, place: Position) -> None:
         """Write the exponentials of a matrix: column by column, padded."""
