@@ -295,11 +295,12 @@ _BY_NAME: dict[str, Callable[..., Value]] = {
     "softplus": softplus,
     "tanh": tanh,
 }
+NAMES = frozenset(_BY_NAME)
 
 
 @cache
 def vector_function(name: str, dtype: str, lanes: int = 1) -> Function:
-    """Return one of these as a function of a kernel."""
+    """Return one of `NAMES` as a function of a kernel."""
     kind = Type(dtype, lanes)
     types = [kind] * (2 if name == "logaddexp" else 1)
     whole = f"scanlib_{name}_{dtype}" + (f"x{lanes}" if lanes > 1 else "")
@@ -307,6 +308,6 @@ def vector_function(name: str, dtype: str, lanes: int = 1) -> Function:
 
 
 def compute(w: Writer, name: str, *values: Value) -> Value:
-    """Write the call of one of these, on as many lanes as the values have."""
+    """Write the call of one of `NAMES`, on as many lanes as the values have."""
     kind = values[0].type
     return w.call(vector_function(name, kind.dtype, kind.lanes), *values)[0]

@@ -46,7 +46,7 @@ axpy(x0: float64, x1: float64, x2: float64):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -398,7 +398,7 @@ ASK, NUMBERS, PROGRESS, ANSWER, FRAME = 0, 1, 9, 11, 13
 # Text for people
 
 
-def _listed(values: Sequence[Value]) -> str:
+def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(str, values))
 
 
@@ -414,13 +414,7 @@ def lines_of(statement: Statement) -> Iterator[str]:
             kind = f" {result.type}" if rule is not None and rule.result == "given" else ""
             yield f"{result} = {operation}{kind}({_listed(operands)})"
         case Load(result, pointer, offset):
-            yield f"{result} = load {result.type}, {pointer}[{offset}]"
-        case Store(pointer, offset, value):
-            yield f"store {pointer}[{offset}], {value}"
-        case Prefetch(pointer, offset):
-            yield f"prefetch {pointer}[{offset}]"
-        case Move(pointer, source, count):
-            yield f"move {pointer}, {source}, {count}"
+            yield f"{result} = load {result.type}, {pointer}, {offset}"
         case Scratch(result, dtype, count):
             yield f"{result} = scratch {dtype} x {count}"
         case Assign(local, value):
@@ -443,10 +437,9 @@ def lines_of(statement: Statement) -> Iterator[str]:
             given = f"{_listed(results)} = " if results else ""
             name = target.name if isinstance(target, Function) else f"[{target}]"
             yield f"{given}call {name}({_listed(operands)})"
-        case Poll(steps):
-            yield f"poll({_listed(steps)})"
-        case Fail(code, values):
-            yield f"fail {code}({_listed(values)})"
+        case _:
+            fields = (f if isinstance(f, tuple) else (f,) for f in vars(statement).values())
+            yield f"{type(statement).__name__.lower()} {_listed(sum(fields, ()))}"
 
 
 # Functions and kernels

@@ -30,6 +30,7 @@ infinity, which adds nothing.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -254,11 +255,8 @@ class LogSteps:
         last = run.size - 1
         with w.loop(0, self.length) as i:
             own = w.select(i < run.size, i, last)  # lanes past the end repeat the last number
-            top = w.local(-inf, item)
-            with w.loop(0, run.size) as k:
-                value, before = matrix.load(w, own, k), w.copy(top)
-                w.assign(top, w.select((value > before) | value.differs(value), value, before))
-            found = w.copy(top)
+            items = partial(matrix.load, w, own)
+            found = extreme_of(w, "max", item, run.size, items)
             found = w.select(abs(found) < inf, found, 0.0)
             w.store(largest, i * item.itemsize, found)
             with w.loop(0, run.size) as j:
