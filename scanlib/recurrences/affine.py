@@ -132,7 +132,7 @@ def _forms(component: Component, node: Apply, given: list[AffineForm | None]) ->
 def _named(component: Component, given: list[AffineForm | None]) -> str:
     """Return how messages name a state that one of the forms reads."""
     keys = [key for form in given if form is not None for key in [*form.coefficients][:1]]
-    return component.name(component.taps[keys[0][0]][keys[0][1]]) if keys else "a state"
+    return f"'{component.names[component.taps[keys[0][0]][keys[0][1]]]}'" if keys else "a state"
 
 
 def _lifted(value: Variable, form: AffineForm | None) -> AffineForm:

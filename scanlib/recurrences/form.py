@@ -27,13 +27,14 @@ Step = Callable[[Apply, list[Any]], list[Any]]  # from the forms of a node's inp
 class Component:
     """Parts that depend on one another, in the body of one channel.
 
-    `inputs` are all of the body's; `nexts` has the next value of each part, `taps` its past values.
+    `inputs` are all of the body's; `nexts` has the next value of each part, `taps` its past values,
+    of which messages have the `names`.
     """
 
     inputs: list[Variable]
     nexts: dict[int, Variable]
     taps: dict[int, dict[int, Variable]]
-    names: dict[Variable, str] = field(default_factory=dict)
+    names: dict[Variable, str]
 
     def leaves(self) -> dict[Variable, tuple[int, int]]:
         """Return which part and tap each past value is."""
@@ -51,14 +52,6 @@ class Component:
             if any(form is not None for form in given):
                 forms.update(zip(node.outputs, step(node, given), strict=True))
         return {part: forms.get(value) for part, value in self.nexts.items()}
-
-    def name(self, variable: Variable) -> str:
-        """Return how messages name a variable."""
-        if variable in self.names:
-            return f"'{self.names[variable]}'"
-        if variable.owner is not None:
-            return f"the result of {variable.owner.op}"
-        return str(variable)
 
 
 @dataclass

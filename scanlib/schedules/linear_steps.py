@@ -220,9 +220,6 @@ class MatrixRun(TakesSteps[MatrixLoop]):
     def stride(self, role: str, axis: int) -> Value:
         return self.value_of(self.loop.roles[role].strides[axis])
 
-    def has(self, role: str) -> bool:
-        return role in self.loop.roles
-
     def kernel(self) -> Kernel:
         loop, w = self.loop, self.w
         self.begin_steps()
@@ -283,11 +280,11 @@ class MatrixRun(TakesSteps[MatrixLoop]):
                 k = stack.enter_context(w.loop(0, size))
                 found["index"] = found["index"] * size + k
                 for role in ("matrix", "offset"):
-                    if self.has(role) and (role != "matrix" or loop.matrix_batched):
+                    if role in self.loop.roles and (role != "matrix" or loop.matrix_batched):
                         stride = self.stride(role, axis + loop.roles[role].lead)
                         found[role] = found[role] + k * stride
             for role in ("offset", *([] if loop.fixed else ["matrix"])):
-                if t is not None and self.has(role):
+                if t is not None and role in self.loop.roles:
                     found[role] = found[role] + t * self.stride(role, 0)
             yield found
 
@@ -330,7 +327,7 @@ class MatrixRun(TakesSteps[MatrixLoop]):
         """Write copies of fixed matrices, and whether the rows of other inputs are contiguous."""
         loop, w = self.loop, self.w
         for name in ("offset", "matrix", "other"):
-            if self.has(name):
+            if name in self.loop.roles:
                 stride, size = self.stride(name, -1), self.size_of(name, -1)
                 self.units[stride] = stride.equals(loop.itemsize) | (size < 2)
         if loop.is_laid_out():
@@ -356,7 +353,7 @@ class MatrixRun(TakesSteps[MatrixLoop]):
         return packed(pointer, self.loop.dtype, self.size, self.size).turned
 
     def offset_at(self, place: Position) -> Matrix | None:
-        return self.oriented("offset", place) if self.has("offset") else None
+        return self.oriented("offset", place) if "offset" in self.loop.roles else None
 
     # All steps, in the general way
 

@@ -145,7 +145,7 @@ class VectorSteps:
     def offset_rows(self, first: Value, last: Value) -> Matrix | None:
         """Return the offsets of the steps of a block, in the order of the steps."""
         run = self.run
-        if not run.has("offset"):
+        if "offset" not in run.loop.roles:
             return None
         line = run.stride("offset", 0)
         row = run.given("offset", {"offset": run.time(first) * line})
@@ -388,11 +388,9 @@ class LogSteps:
 def lanes_of(dtype: str, size: int | None) -> int:
     """Return how many numbers of a state are computed at once."""
     full = VECTOR_BYTES // Type(dtype).itemsize
-    if size is None:
-        return 8
-    if size >= full:
-        return full
-    return max(2, 1 << (size - 1).bit_length()) if size else full
+    if not size:
+        return 8 if size is None else full
+    return min(full, max(2, 1 << (size - 1).bit_length()))
 
 
 def padded(dtype: str, size: Size) -> Size:

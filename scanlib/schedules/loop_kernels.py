@@ -324,10 +324,7 @@ def counted_steps(outer: OuterInputs, messages: Messages) -> tuple[Size, list[Ch
 
 
 def array_type(kind: object) -> ArrayType:
-    if isinstance(kind, ScalarType):
-        parts_of(kind.dtype)
-        return ArrayType(kind.dtype, 0)
-    if not isinstance(kind, TensorType):
+    if not isinstance(kind, ScalarType | TensorType):
         raise NoKernelError(f"an input of type {kind} has no kernel")
     parts_of(kind.dtype)
     return ArrayType(kind.dtype, kind.ndim)
