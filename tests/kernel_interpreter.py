@@ -120,8 +120,6 @@ class _Run:
                 kind = value.type
                 place = read(pointer).item(int(read(offset)), kind.itemsize * kind.lanes)
                 place.view(kind.dtype)[:] = read(value)
-            case ir.Shuffle(result, first, second, places):
-                values[result] = np.concatenate([read(first), read(second)])[list(places)]
             case ir.Scratch(result, dtype, count):
                 memory = np.full(count * np.dtype(dtype).itemsize, 0xAB, np.uint8)
                 values[result] = Address(memory)
@@ -139,14 +137,14 @@ class _Run:
                     self.block(body)
             case ir.If(condition, body, otherwise):
                 self.block(body if read(condition) else otherwise)
-            case ir.Call(results, function, operands):
+            case ir.Call(results, ir.Function() as function, operands):
                 found = call(function, *(read(value) for value in operands))
                 values.update(zip(results, found, strict=True))
-            case ir.CallSymbol(result, symbol, operands):
+            case ir.Call((result,), str() as symbol, operands):
                 values[result] = _library_call(symbol, result.type, map(read, operands))
-            case ir.CallPointer(result, pointer, operands):
+            case ir.Call(results, pointer, operands):
                 found = read(pointer)(*map(read, operands))
-                if result is not None:
+                for result in results:
                     values[result] = _number(found, result.type)
             case ir.Poll(steps):
                 told = self.interrupted is not None and self.interrupted(*map(read, steps))
@@ -213,6 +211,7 @@ _OF_NUMBERS: dict[str, Callable[..., Any]] = {
     "opaque": _itself,
     "splat": _itself,
     "lane": lambda v, k: v[int(k)],
+    "shuffle": lambda a, b, places: np.concatenate([a, b])[places],
 }
 
 

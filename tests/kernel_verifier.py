@@ -121,28 +121,23 @@ class _Scope:
         match statement:
             case ir.Apply(result, operation, operands):
                 _check_operation(result, operation, operands)
-            case ir.Shuffle(_, first, second, places):
-                lanes = first.type.lanes
-                if first.type != second.type or lanes == 1:
-                    raise KernelError(f"a shuffle of {first.type} and {second.type}")
-                if not all(0 <= place < 2 * lanes for place in places):
-                    raise KernelError(f"there are {2 * lanes} lanes")
             case ir.Scratch(_, _, count) if count < 1:
                 raise KernelError(f"scratch memory for {count} numbers")
             case ir.Assign(local, value) if local.type != value.type:
                 raise KernelError(f"{value!r} is assigned to {local!r}")
-            case ir.Call(results, function, operands):
+            case ir.Call(results, ir.Function() as function, operands):
                 expected = [value.type for value in function.parameters]
                 if expected != [value.type for value in operands]:
                     raise KernelError(f"{function.name} takes {_types(expected)}")
                 for result, value in zip(results, function.results, strict=True):
                     if result.type != value.type:
                         raise KernelError(f"{result!r} is {value.type}")
-            case ir.CallSymbol(result, _, operands):
+            case ir.Call((result,), str(), operands):
                 if any(value.type != result.type for value in operands) or result.type.lanes > 1:
                     raise KernelError("functions of the C library take numbers of one dtype")
-            case ir.CallPointer(result, _, operands):
-                results = () if result is None else (result,)
+            case ir.Call(results, pointer, operands):
+                if pointer.type != ir.POINTER:
+                    raise KernelError(f"{pointer!r} must be {ir.POINTER}")
                 if any(value.type.lanes > 1 for value in (*results, *operands)):
                     raise KernelError("functions outside of a kernel take numbers and pointers")
             case ir.Fail(code, values) if code < 0 and values:
@@ -179,7 +174,7 @@ def values_of(statement: ir.Statement) -> tuple[list[ir.Value], list[ir.Value]]:
         values = made if is_made else read
         if isinstance(found, tuple):
             values.extend(found)
-        elif found is not None:
+        elif isinstance(found, ir.Value):
             values.append(found)
     return read, made
 
@@ -226,7 +221,7 @@ def _check_operation(result: ir.Value, operation: str, operands: tuple[ir.Value,
         kinds = kinds[1:]
         if first != kinds[0].of("bool"):
             raise KernelError(f"{operands[0]!r} must be {kinds[0].of('bool')}")
-    if operation in ("lane", "splat", "offset"):
+    if operation in ("lane", "splat", "shuffle", "offset"):
         _check_given(operation, operands, made)
         return
     if any(kind != kinds[0] for kind in kinds):
@@ -251,6 +246,14 @@ def _check_given(operation: str, operands: tuple[ir.Value, ...], made: object) -
         fits = first == ir.POINTER == made and operands[1].type == ir.INT64
     elif operation == "splat":
         fits = first.lanes == 1 and getattr(made, "dtype", None) == first.dtype
+    elif operation == "shuffle":
+        lanes, places = first.lanes, operands[2]
+        if first != operands[1].type or lanes == 1:
+            raise KernelError(f"a shuffle of {first} and {operands[1].type}")
+        assert isinstance(places, ir.Constant)
+        if not all(0 <= place < 2 * lanes for place in places.by_lane):
+            raise KernelError(f"there are {2 * lanes} lanes")
+        fits = made == ir.Type(first.dtype, places.type.lanes)
     else:
         lane = operands[1]
         fits = isinstance(lane, ir.Constant) and 0 <= int(lane.value) < first.lanes

@@ -33,6 +33,7 @@ from scanlib.ops.graph import (
 )
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.lowered.elemwise_scan import Axes, Layout
+from scanlib.recurrences.form import cast
 
 
 def is_sum_of_converted(before: str, after: str) -> bool:
@@ -233,7 +234,7 @@ class _Scalarizer:
             ):
                 raise NotElementwiseError(f"{describe(carry.value)} broadcasts a sum")
             self.check_same_sizes([value for value, _, _ in found], reduced)
-        values = [_cast(value, dtype) for value, _, _ in found]
+        values = [cast(value, dtype) for value, _, _ in found]
         # One sum, as a body has it that adds the same terms for another use.
         return Summed(values[0] if len(values) == 1 else ps.add(*values), axes, reduced)
 
@@ -287,7 +288,7 @@ class _Scalarizer:
             if not is_sum_of_converted(before, op.o_type.dtype):
                 return None
             found = self.sum_inside(node.inputs[0])
-            return found and found._replace(value=_cast(found.value, op.o_type.dtype))
+            return found and found._replace(value=cast(found.value, op.o_type.dtype))
         if isinstance(op, ps.Neg) and before[0] in "fc":
             found = self.sum_inside(node.inputs[0])
             return found and found._replace(value=ps.neg(found.value))
@@ -303,7 +304,7 @@ class _Scalarizer:
         result = tuple(whole[axis] for axis in range(ndim) if axis not in axes)
         value = self.values.convert(source, whole)
         self.values.check_sizes(value, source, whole)
-        return Summed(_cast(value, node.outputs[0].type.dtype), result, reduced)
+        return Summed(cast(value, node.outputs[0].type.dtype), result, reduced)
 
     # Inputs that are read in several places
 
@@ -338,7 +339,3 @@ def check_layout(layout: Layout) -> None:
         order = own if not reduced else sorted([*own, *reduced])
         if order != list(range(len(order))):
             raise NotElementwiseError("a result lacks the first axes of the channels")
-
-
-def _cast(value: Variable, dtype: str) -> Variable:
-    return value if value.type.dtype == dtype else ps.cast(value, dtype)

@@ -22,6 +22,7 @@ from pytensor.tensor.shape import SpecifyShape
 from scanlib.lengths.numbers import measured
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop
+from scanlib.recurrences.form import constant
 
 # What is followed down to the inputs of a step.
 FOLLOWED = (Alloc, DimShuffle, Elemwise, ScalarFromTensor, SpecifyShape, TensorFromScalar)
@@ -157,8 +158,7 @@ class ScalarValues:
             dtype = getattr(variable.type, "dtype", None)
             if dtype is None:
                 raise NotElementwiseError(f"{variable} is no number")
-            item = np.asarray(variable.data, dtype=dtype).reshape(-1)[0]
-            return ps.ScalarConstant(ps.get_scalar_type(dtype), item)
+            return constant(np.asarray(variable.data).reshape(-1)[0], dtype)
         if variable in self.read_whole:
             return self.read(variable, axes)
         node = variable.owner

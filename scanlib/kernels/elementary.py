@@ -305,3 +305,9 @@ def vector_function(name: str, dtype: str, lanes: int = 1) -> Function:
     types = [kind] * (2 if name == "logaddexp" else 1)
     whole = f"scanlib_{name}_{dtype}" + (f"x{lanes}" if lanes > 1 else "")
     return write_function(whole, types, _BY_NAME[name])
+
+
+def compute(w: Writer, name: str, *values: Value) -> Value:
+    """Write the call of one of `NAMES`, on as many lanes as the values have."""
+    kind = values[0].type
+    return w.call(vector_function(name, kind.dtype, kind.lanes), *values)[0]

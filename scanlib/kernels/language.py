@@ -11,16 +11,13 @@ interpreter, which runs them as they are defined, and verify every kernel that t
                 | store pointer, bytes, operand
                 | prefetch pointer, bytes            a hint; has no effect on values
                 | move pointer, source, bytes        copies memory; places may overlap
-                | name = shuffle a, b, places        the lanes of `a`, then of `b`, at known places
                 | name = scratch dtype × count       memory of one run of the kernel
                 | local = operand                    a local is a name that changes
                 | for name in start … stop, step: block
                 | while block, operand: block        the first block ends with the condition
                 | if operand: block else block
-                | name, … = call function(operand, …)
-                | name = call symbol(operand, …)     a function of the C library, on one number
-                | name = call [pointer](operand, …)  a function outside, whose address is given
-                | call [pointer](operand, …)         one that has no result
+                | name, … = call target(operand, …)  a function of the language, of the C library by
+                                                     its name, or one outside by its address
                 | poll operand, …                    a chance to interrupt the kernel: so many
                                                      steps are done, of how many
                 | fail code, operand, …              ends the kernel; what it wrote stays. It has
@@ -49,7 +46,7 @@ axpy(x0: float64, x1: float64, x2: float64):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -134,7 +131,8 @@ _NEGATED = "fneg {k} {0}/sub {k} {zero}, {0}/sub {k} {zero}, {0}"
 # integer, halves to the even one, and `shr` copies the sign of signed integers. Of NaN, `ne` is
 # true and the other comparisons are false. `opaque` is the same number, of which compilers are to
 # know nothing; `cast` goes to the nearest number, to integers towards zero; `bitcast` keeps the
-# bits. The first operand of `select`, a truth value, chooses; the second of `lane` is a constant.
+# bits. The first operand of `select`, a truth value, chooses. The last one of `lane` is a constant,
+# and that of `shuffle` says at which of the lanes of the first, then of the second, its result is.
 OPERATIONS: dict[str, Operation] = {
     "add": Operation(2, "number", "fadd/add/add", "{0} + {1}"),
     "sub": Operation(2, "number", "fsub/sub/sub", "{0} - {1}"),
@@ -170,6 +168,7 @@ OPERATIONS: dict[str, Operation] = {
     "bitcast": Operation(1, "number", "bitcast {k} {0} to {r}", "", "given"),
     "splat": Operation(1, "any", "", "", "given"),
     "lane": Operation(2, "any", "extractelement {k0} {0}, i64 {1}", "", "given"),
+    "shuffle": Operation(3, "any", "shufflevector {k0} {0}, {k0} {1}, {k} {2}", "", "given"),
     "offset": Operation(2, "any", "getelementptr i8, ptr {0}, i64 {1}", "{0} + {1}", "given"),
 }
 
@@ -316,16 +315,6 @@ class Move(Statement):
 
 
 @dataclass(eq=False)
-class Shuffle(Statement):
-    """A vector of some of the lanes of two, counted through both."""
-
-    result: Value
-    first: Value
-    second: Value
-    places: tuple[int, ...]
-
-
-@dataclass(eq=False)
 class Scratch(Statement):
     """Memory for `count` numbers of a dtype, undefined at first, until the kernel ends."""
 
@@ -373,28 +362,12 @@ class If(Statement):
 
 @dataclass(eq=False)
 class Call(Statement):
-    """Call a function of the language."""
+    """Call a function of the language, one of the C library by its name, from numbers of one dtype
+    to one of them, or one outside of the kernel by its address, from numbers and pointers to one of
+    them, or none."""
 
     results: tuple[Value, ...]
-    function: Function
-    operands: tuple[Value, ...]
-
-
-@dataclass(eq=False)
-class CallSymbol(Statement):
-    """Call a function of the C library: numbers of one dtype in, one of them out."""
-
-    result: Value
-    symbol: str
-    operands: tuple[Value, ...]
-
-
-@dataclass(eq=False)
-class CallPointer(Statement):
-    """Call a function outside of the kernel: numbers and pointers in, one of them out, or none."""
-
-    result: Value | None
-    pointer: Value
+    target: Function | str | Value
     operands: tuple[Value, ...]
 
 
@@ -425,7 +398,7 @@ ASK, NUMBERS, PROGRESS, ANSWER, FRAME = 0, 1, 9, 11, 13
 # Text for people
 
 
-def _listed(values: Sequence[Value]) -> str:
+def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(str, values))
 
 
@@ -441,15 +414,7 @@ def lines_of(statement: Statement) -> Iterator[str]:
             kind = f" {result.type}" if rule is not None and rule.result == "given" else ""
             yield f"{result} = {operation}{kind}({_listed(operands)})"
         case Load(result, pointer, offset):
-            yield f"{result} = load {result.type}, {pointer}[{offset}]"
-        case Store(pointer, offset, value):
-            yield f"store {pointer}[{offset}], {value}"
-        case Prefetch(pointer, offset):
-            yield f"prefetch {pointer}[{offset}]"
-        case Move(pointer, source, count):
-            yield f"move {pointer}, {source}, {count}"
-        case Shuffle(result, first, second, places):
-            yield f"{result} = shuffle {first}, {second}, {list(places)}"
+            yield f"{result} = load {result.type}, {pointer}, {offset}"
         case Scratch(result, dtype, count):
             yield f"{result} = scratch {dtype} x {count}"
         case Assign(local, value):
@@ -468,17 +433,13 @@ def lines_of(statement: Statement) -> Iterator[str]:
             if otherwise.statements:
                 yield "else:"
                 yield from _inside(otherwise)
-        case Call(results, function, operands):
-            target = f"{_listed(results)} = " if results else ""
-            yield f"{target}call {function.name}({_listed(operands)})"
-        case CallSymbol(result, symbol, operands):
-            yield f"{result} = call {symbol!r}({_listed(operands)})"
-        case CallPointer(given, pointer, operands):
-            yield f"{'' if given is None else f'{given} = '}call [{pointer}]({_listed(operands)})"
-        case Poll(steps):
-            yield f"poll({_listed(steps)})"
-        case Fail(code, values):
-            yield f"fail {code}({_listed(values)})"
+        case Call(results, target, operands):
+            given = f"{_listed(results)} = " if results else ""
+            name = target.name if isinstance(target, Function) else f"[{target}]"
+            yield f"{given}call {name}({_listed(operands)})"
+        case _:
+            fields = (f if isinstance(f, tuple) else (f,) for f in vars(statement).values())
+            yield f"{type(statement).__name__.lower()} {_listed(sum(fields, ()))}"
 
 
 # Functions and kernels
@@ -547,6 +508,13 @@ def walk(block: Block) -> Iterator[Statement]:
             yield from walk(inner)
 
 
+def calls_in(root: Function | Kernel) -> Iterator[Function]:
+    """Yield the function of the language that each call in a function or a kernel is of."""
+    for statement in walk(root.body):
+        if isinstance(statement, Call) and isinstance(statement.target, Function):
+            yield statement.target
+
+
 def functions_of(*roots: Function | Kernel, shared: bool = True) -> list[Function]:
     """Return the functions that kernels need, each after those that it calls itself.
 
@@ -554,16 +522,14 @@ def functions_of(*roots: Function | Kernel, shared: bool = True) -> list[Functio
     """
     found: dict[Function, None] = {}
 
-    def visit(block: Block) -> None:
-        for statement in walk(block):
-            if isinstance(statement, Call) and statement.function not in found:
-                if statement.function.is_shared and not shared:
-                    continue
-                visit(statement.function.body)
-                found[statement.function] = None
+    def visit(root: Function | Kernel) -> None:
+        for function in calls_in(root):
+            if function not in found and (shared or not function.is_shared):
+                visit(function)
+                found[function] = None
 
     for root in roots:
-        visit(root.body)
+        visit(root)
     return list(found)
 
 
@@ -644,9 +610,9 @@ class Writer:
 
     def shuffle(self, first: Value, second: Value, places: Sequence[int]) -> Value:
         """Return a vector of some lanes of two vectors, those of the second counted on."""
-        result = Value(Type(first.type.dtype, len(places)), self.name("v"), self)
-        self.block.statements.append(Shuffle(result, first, second, tuple(places)))
-        return result
+        count, dtype = len(places), first.type.dtype
+        chosen = self.constant(list(places), Type("int32", count))
+        return self.apply("shuffle", first, second, chosen, type=Type(dtype, count))
 
     # Memory
 
@@ -730,24 +696,16 @@ class Writer:
 
     # Calls
 
-    def call(self, function: Function, *operands: Value) -> tuple[Value, ...]:
-        results = tuple(Value(result.type, self.name("v"), self) for result in function.results)
-        self.block.statements.append(Call(results, function, operands))
+    def call(
+        self, target: Function | str | Value, *operands: Value, result: Type | None = None
+    ) -> tuple[Value, ...]:
+        """Write a call; `result` is the type of what other functions than the language's return."""
+        types = [] if result is None else [result]
+        if isinstance(target, Function):
+            types = [value.type for value in target.results]
+        results = tuple(Value(type, self.name("v"), self) for type in types)
+        self.block.statements.append(Call(results, target, operands))
         return results
-
-    def call_symbol(self, symbol: str, *operands: Value) -> Value:
-        result = Value(operands[0].type, self.name("v"), self)
-        self.block.statements.append(CallSymbol(result, symbol, operands))
-        return result
-
-    def call_pointer(self, type: Type, pointer: Value, *operands: Value) -> Value:
-        result = Value(type, self.name("v"), self)
-        self.block.statements.append(CallPointer(result, pointer, operands))
-        return result
-
-    def call_routine(self, pointer: Value, *operands: Value) -> None:
-        """Write the call of a function outside that has no result."""
-        self.block.statements.append(CallPointer(None, pointer, operands))
 
     def poll(self, *steps: Value) -> None:
         self.block.statements.append(Poll(steps))

@@ -27,7 +27,8 @@ from pytensor.graph.traversal import toposort
 from pytensor.scalar.basic import Composite
 
 from scanlib._compat import ANGLE, DEG2RAD, RAD2DEG
-from scanlib.kernels import elementary, language
+from scanlib.kernels import language
+from scanlib.kernels.elementary import compute
 from scanlib.kernels.language import DTYPES, FLOATS, INTEGERS, Type, Value, Writer
 from scanlib.ops.logaddexp import LogAddExp
 
@@ -240,7 +241,9 @@ def library(w: Writer, symbol: str, *values: Value) -> Value:
     """Write a call of the C library; `LanesError` on several lanes."""
     if values[0].type.lanes > 1:
         raise LanesError(symbol)
-    return w.call_symbol(symbol + ("f" if values[0].type.dtype == "float32" else ""), *values)
+    kind = values[0].type
+    name = symbol + ("f" if kind.dtype == "float32" else "")
+    return w.call(name, *values, result=kind)[0]
 
 
 def _library(symbol: str) -> Rule:
@@ -248,20 +251,14 @@ def _library(symbol: str) -> Rule:
 
 
 def _vector(name: str) -> Rule:
-    def rule(w: Writer, *values: Value) -> Value:
-        kind = values[0].type
-        function = elementary.vector_function(name, kind.dtype, kind.lanes)
-        (result,) = w.call(function, *values)
-        return result
-
-    return rule
+    return lambda w, *values: compute(w, name, *values)
 
 
 def _log1mexp(w: Writer, x: Value) -> Value:
     """Write ``log(1 - exp(x))``: whichever of two forms loses no digits."""
-    log1p, log = (_vector(name) for name in ("log1p", "log"))
-    near = log(w, -_vector("expm1")(w, x))
-    return w.select(x < -natural_log(2.0), log1p(w, -_vector("exp")(w, x)), near)
+    near = compute(w, "log", -compute(w, "expm1", x))
+    far = compute(w, "log1p", -compute(w, "exp", x))
+    return w.select(x < -natural_log(2.0), far, near)
 
 
 # By Op: all operands have the dtype of the result.

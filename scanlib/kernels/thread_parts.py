@@ -13,9 +13,10 @@ import sys
 
 from pytensor.configdefaults import config
 
-from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Value
+from scanlib.kernels.language import INT64, POINTER, Kernel, Value
 from scanlib.kernels.program import LoopProgram, TableKernel
-from scanlib.kernels.scalars import parts_of
+from scanlib.kernels.scalars import added
+from scanlib.kernels.spans import itemsize, load_number, store_number
 
 
 def system_has_threads() -> bool:
@@ -42,12 +43,8 @@ def combining_kernel(program: LoopProgram) -> Kernel:
         items: Value = w.constant(1, INT64)
         for axis in range(kind.ndim):
             items = items * out.number(base + 1 + axis, f"dim{number}_{axis}")
-        half = parts_of(kind.dtype)
-        item = Type(half or kind.dtype)
-        if half is not None:
-            items = items * 2
         with w.loop(0, items) as i:
-            offset = i * item.itemsize
-            old, new = w.load(item, first, offset), w.load(item, own, offset)
-            w.store(first, offset, old | new if item.dtype == "bool" else old + new)
+            offset = i * itemsize(kind.dtype)
+            old, new = (load_number(w, kind.dtype, place, offset) for place in (first, own))
+            store_number(w, first, offset, added(old, new))
     return out.kernel()

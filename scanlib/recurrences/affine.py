@@ -35,8 +35,6 @@ from scanlib.kernels.language import Type, Value
 from scanlib.kernels.spans import Same
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences.block_scans import (
-    GROUP,
-    Bounds,
     Formulas,
     Function,
     Lanes,
@@ -50,7 +48,9 @@ from scanlib.recurrences.form import (
     Component,
     Elements,
     NotInFamilyError,
+    cast,
     common_dtype,
+    constant,
     kind,
 )
 from scanlib.recurrences.trust import MODERATE, extreme, is_extreme
@@ -110,14 +110,14 @@ def _forms(component: Component, node: Apply, given: list[AffineForm | None]) ->
         return [_choice(node, given)]
     if isinstance(op, ARITHMETIC):
         # An operation converts what it is given first: int8 products in an int64 sum do not wrap.
-        inputs = [_cast(inp, dtype) for inp in node.inputs]
+        inputs = [cast(inp, dtype) for inp in node.inputs]
         forms = list(map(_lifted, inputs, given))
         if isinstance(op, ps.Add):
             return [reduce(_plus, forms)]
         if isinstance(op, ps.Sub):
-            return [_plus(forms[0], _scaled(forms[1], _number(-1, dtype)))]
+            return [_plus(forms[0], _scaled(forms[1], constant(-1, dtype)))]
         if isinstance(op, ps.Neg):
-            return [_scaled(forms[0], _number(-1, dtype))]
+            return [_scaled(forms[0], constant(-1, dtype))]
         linear = [form for form in given if form is not None]
         if isinstance(op, ps.Mul) and len(linear) > 1:
             text = f"a coefficient of {_named(component, given)} reads a state itself"
@@ -132,7 +132,7 @@ def _forms(component: Component, node: Apply, given: list[AffineForm | None]) ->
 def _named(component: Component, given: list[AffineForm | None]) -> str:
     """Return how messages name a state that one of the forms reads."""
     keys = [key for form in given if form is not None for key in [*form.coefficients][:1]]
-    return component.name(component.taps[keys[0][0]][keys[0][1]]) if keys else "a state"
+    return f"'{component.names[component.taps[keys[0][0]][keys[0][1]]]}'" if keys else "a state"
 
 
 def _lifted(value: Variable, form: AffineForm | None) -> AffineForm:
@@ -152,9 +152,9 @@ def _choice(node: Apply, given: list[AffineForm | None]) -> AffineForm:
     condition = node.inputs[0]
     left, right = map(_lifted, node.inputs[1:], given[1:])
     dtype = node.outputs[0].type.dtype
-    zero, one = _number(0, dtype), _number(1, dtype)
+    zero, one = constant(0, dtype), constant(1, dtype)
     # What changes no number, not even -0.0.
-    nothing = _number(-0.0, dtype) if kind(node.outputs[0]) == "f" else zero
+    nothing = constant(-0.0, dtype) if kind(node.outputs[0]) == "f" else zero
 
     def pick(a: Variable | None, b: Variable | None) -> Variable:
         return ps.switch(condition, nothing if a is None else a, nothing if b is None else b)
@@ -175,15 +175,6 @@ def _choice(node: Apply, given: list[AffineForm | None]) -> AffineForm:
     return AffineForm(coefficients, pick(left.constant, right.constant))
 
 
-def _number(value: float, dtype: str) -> Variable:
-    """Return a constant; minus one of an unsigned dtype is its largest number."""
-    return ps.ScalarConstant(ps.get_scalar_type(dtype), np.asarray(value).astype(dtype)[()])
-
-
-def _cast(value: Variable, dtype: str) -> Variable:
-    return value if value.type.dtype == dtype else ps.cast(value, dtype)
-
-
 def _guarded(coefficient: Coefficient | None, one: Variable) -> Variable:
     return one if coefficient is None else coefficient.guarded()
 
@@ -198,7 +189,7 @@ def _plus(a: AffineForm, b: AffineForm) -> AffineForm:
         like = mine if mine is not None else value
         if like is None:
             raise NotInFamilyError("a state is added to itself")
-        one = _number(1, like.value.type.dtype)
+        one = constant(1, like.value.type.dtype)
         coefficients[key] = Coefficient(added(_guarded(mine, one), _guarded(value, one)))
     if a.constant is None or b.constant is None:
         return AffineForm(coefficients, b.constant if a.constant is None else a.constant)
@@ -217,7 +208,7 @@ def _scaled(form: AffineForm, factor: Variable) -> AffineForm:
 
 def _inverse(divisor: Variable) -> Variable:
     if isinstance(divisor, Constant) and np.abs(divisor.data) > 1e-30:
-        return _number(1 / divisor.data, divisor.type.dtype)
+        return constant(1 / divisor.data, divisor.type.dtype)
     return ps.reciprocal(divisor)
 
 
@@ -253,8 +244,8 @@ def scan(block: StepBlock, steps: Steps, sum_first: bool = False) -> tuple[Value
     elements = (a,) if b is None else (a, b)
     tests = (None if fixed else extreme, *[None] * (len(elements) - 1))
     kind = _FixedSingle if fixed and dtype == "float32" else _Affine
-    bounds = Bounds(tests, MODERATE[dtype])
-    found = kind(block, AFFINE, replace(steps, elements=elements), bounds, GROUP)
+    given = replace(steps, elements=elements)
+    found = kind(block, AFFINE, given, tests, MODERATE[dtype])
     found.sum_first = sum_first
     return found.write()
 

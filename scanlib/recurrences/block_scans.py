@@ -29,7 +29,7 @@ constant mask hides from the register of the state, so that shuffles wait for it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,15 +117,6 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """What can be trusted: no number for which a test of its element holds, no value above
-    `most`."""
-
-    tests: tuple[Test | None, ...]
-    most: float | None = None
-
-
-@dataclass(frozen=True)
 class StepBlock:
     """The `size` steps that are scanned, in `reverse` from the last one in memory on. `ahead` is
     what the next block reads and writes, and need not exist: it is asked for on the way."""
@@ -139,13 +130,11 @@ class StepBlock:
         """Return where step `k` is in memory."""
         return self.size - 1 - k if self.reverse else k
 
-    def for_all(self, size: int, write: Callable[[Value, int], None]) -> None:
-        """Write what is done for all steps: for as many at once as fill a register, then singly.
-
-        `write` takes a place and how many steps there are; their numbers have `size` bytes.
-        """
-        first, lanes = self.writer.constant(0, INT64), register_bytes() // size
-        walk(self.writer, first, self.size, [lanes], write)
+    def for_all(self, lanes: int, write: Callable[[Value, int], None]) -> None:
+        """Write what is done for all steps: for so many at once, then singly; `write` takes a place
+        and how many steps there are."""
+        several = [lanes] if lanes > 1 else []
+        walk(self.writer, self.writer.constant(0, INT64), self.size, several, write)
 
     def fetch(self, place: Value, items: int) -> None:
         """Ask for what lies at some places of the next block."""
@@ -262,19 +251,27 @@ class Lanes:
 
 
 class LaneScan:
-    """Writes the scan of a block in vectors; at most `group` steps are composed."""
+    """Writes the scan of a block in vectors. What can be trusted is no number for which a test of
+    its element holds, no value above `most`."""
 
     side_by_side = SIDE_BY_SIDE
 
     def __init__(
-        self, block: StepBlock, formulas: Formulas, steps: Steps, bounds: Bounds, group: int = 16
+        self,
+        block: StepBlock,
+        formulas: Formulas,
+        steps: Steps,
+        tests: Sequence[Test | None],
+        most: float | None = None,
     ) -> None:
-        self.block, self.formulas, self.steps, self.bounds = block, formulas, steps, bounds
+        self.block, self.formulas, self.steps = block, formulas, steps
+        self.tests, self.most = tests, most
         self.w, self.dtype = block.writer, steps.h.dtype
         self.arithmetic = Arithmetic(self.w)
         size = register_bytes() if formulas.idempotent else shuffled_bytes()
         lanes = min(16, size // steps.h.itemsize)
-        self.v = Lanes(self.w, self.dtype, block.reverse, lanes, min(lanes, group))
+        group = lanes if formulas.idempotent else min(lanes, GROUP)
+        self.v = Lanes(self.w, self.dtype, block.reverse, lanes, group)
 
     # The block
 
@@ -284,14 +281,14 @@ class LaneScan:
         trusted = w.local(False, BOOL)
         self.state = w.local(self.first_state())
         with w.when(self.is_fine()):
-            self.found = Found(w, self.v.type, self.bounds.most)
-            rest = Found(w, Type(self.dtype), self.bounds.most)
+            self.found = Found(w, self.v.type, self.most)
+            rest = Found(w, Type(self.dtype), self.most)
             done = self.write_vectors()
             lost = self.found.anything()
             with w.loop(done, n) as k:
                 j = self.block.step(k)
                 function = tuple(items.real(j) for items in steps.elements)
-                for number, test in zip(function, self.bounds.tests, strict=True):
+                for number, test in zip(function, self.tests, strict=True):
                     rest.look(number, test)
                 state, stored = self.one_step(function, w.copy(self.state))
                 w.assign(self.state, state)
@@ -306,7 +303,7 @@ class LaneScan:
     def is_fine(self) -> Value:
         """Return whether the block can be scanned at all."""
         before = self.steps.before
-        if self.bounds.most is None:
+        if self.most is None:
             return ~is_nan(self.w, before)
         return is_moderate(self.w, before)
 
@@ -356,7 +353,7 @@ class LaneScan:
 
     def functions_at(self, place: Value) -> Function:
         function = tuple(items.real(place, self.v.lanes) for items in self.steps.elements)
-        for numbers, test in zip(function, self.bounds.tests, strict=True):
+        for numbers, test in zip(function, self.tests, strict=True):
             self.found.look(numbers, test)
         return function
 

@@ -27,8 +27,6 @@ from scanlib.kernels.scalars import limit
 from scanlib.kernels.spans import Same
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences.block_scans import (
-    GROUP,
-    Bounds,
     Formulas,
     Function,
     LaneScan,
@@ -150,7 +148,7 @@ def _scan_extreme(formulas: Formulas, block: StepBlock, steps: Steps) -> Value:
     """Write the scan of a running extreme; return whether it can be trusted."""
     test = above(np.inf) if steps.before.type.is_float else None
     given = replace(steps, elements=steps.elements[1:])
-    return LaneScan(block, formulas, given, Bounds((test,))).write()[1]
+    return LaneScan(block, formulas, given, (test,)).write()[1]
 
 
 scan_maximum, scan_minimum = (partial(_scan_extreme, formulas) for formulas in (MAXIMUM, MINIMUM))
@@ -165,4 +163,4 @@ def scan(block: StepBlock, steps: Steps) -> Value:
     )
     tests = (above(_LARGE[kind.dtype]), above(np.inf), above(np.inf))
     given = replace(steps, elements=elements)
-    return LaneScan(block, CLAMP, given, Bounds(tests), GROUP).write()[1]
+    return LaneScan(block, CLAMP, given, tests).write()[1]

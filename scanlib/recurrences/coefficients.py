@@ -19,6 +19,8 @@ import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Constant, Variable
 
+from scanlib.recurrences.form import constant
+
 # By the bits of a real number. Values that kernels compose are at most 2**800 and 2**100.
 _MOST: dict[int, float] = {64: 2.0**200, 32: 2.0**25}
 # Constants of this size leave others within their bounds if the product is.
@@ -109,12 +111,8 @@ def _is_zero(value: Variable) -> Variable:
 
 
 def _like(number: float, value: Variable) -> Variable:
-    dtype = np.dtype(value.type.dtype)
-    real = np.zeros((), dtype).real.dtype
-    return ps.ScalarConstant(ps.get_scalar_type(real.name), real.type(number))
+    return constant(number, np.zeros((), value.type.dtype).real.dtype.name)
 
 
 def _where(condition: Variable, value: Variable) -> Variable:
-    dtype = np.dtype(value.type.dtype)
-    infinity = ps.ScalarConstant(ps.get_scalar_type(dtype.name), dtype.type(np.inf))
-    return ps.switch(condition, value, infinity)
+    return ps.switch(condition, value, constant(np.inf, value.type.dtype))

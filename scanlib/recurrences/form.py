@@ -27,13 +27,14 @@ Step = Callable[[Apply, list[Any]], list[Any]]  # from the forms of a node's inp
 class Component:
     """Parts that depend on one another, in the body of one channel.
 
-    `inputs` are all of the body's; `nexts` has the next value of each part, `taps` its past values.
+    `inputs` are all of the body's; `nexts` has the next value of each part, `taps` its past values,
+    of which messages have the `names`.
     """
 
     inputs: list[Variable]
     nexts: dict[int, Variable]
     taps: dict[int, dict[int, Variable]]
-    names: dict[Variable, str] = field(default_factory=dict)
+    names: dict[Variable, str]
 
     def leaves(self) -> dict[Variable, tuple[int, int]]:
         """Return which part and tap each past value is."""
@@ -52,14 +53,6 @@ class Component:
                 forms.update(zip(node.outputs, step(node, given), strict=True))
         return {part: forms.get(value) for part, value in self.nexts.items()}
 
-    def name(self, variable: Variable) -> str:
-        """Return how messages name a variable."""
-        if variable in self.names:
-            return f"'{self.names[variable]}'"
-        if variable.owner is not None:
-            return f"the result of {variable.owner.op}"
-        return str(variable)
-
 
 @dataclass
 class Elements:
@@ -72,8 +65,7 @@ class Elements:
         """Return the position of an element; None stays None."""
         if value is None:
             return None
-        if value.type.dtype != self.dtype:
-            value = ps.cast(value, self.dtype)
+        value = cast(value, self.dtype)
         for i, known in enumerate(self.values):
             if known is value or _equal_constants(known, value):
                 return i
@@ -151,10 +143,16 @@ def _converted(value: Variable, dtype: str) -> Variable:
     """Return a value in a dtype that holds it; in its own, if the dtype does not."""
     if value.type.dtype == dtype or not np.can_cast(value.type.dtype, dtype):
         return value
-    if isinstance(value, Constant):
-        number = np.asarray(value.data).astype(dtype)[()]
-        return ps.ScalarConstant(ps.get_scalar_type(dtype), number)
-    return ps.cast(value, dtype)
+    return constant(value.data, dtype) if isinstance(value, Constant) else ps.cast(value, dtype)
+
+
+def constant(value: Any, dtype: str) -> Variable:
+    """Return a number in a dtype; minus one of an unsigned dtype is its largest number."""
+    return ps.ScalarConstant(ps.get_scalar_type(dtype), np.asarray(value).astype(dtype)[()])
+
+
+def cast(value: Variable, dtype: str) -> Variable:
+    return value if value.type.dtype == dtype else ps.cast(value, dtype)
 
 
 def kind(variable: Variable) -> str:

@@ -32,13 +32,14 @@ import numpy as np
 import pytensor.scalar as ps
 from pytensor.graph.basic import Apply, Variable
 
-from scanlib.kernels.elementary import vector_function
+from scanlib.kernels.elementary import compute
 from scanlib.kernels.language import Value
+from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.spans import Span
 from scanlib.ops.logaddexp import LogAddExp
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
 from scanlib.recurrences import affine
-from scanlib.recurrences.block_scans import Arithmetic, Bounds, Formulas, LaneScan, StepBlock, Steps
+from scanlib.recurrences.block_scans import Arithmetic, Formulas, LaneScan, StepBlock, Steps
 from scanlib.recurrences.clamp import MAXIMUM
 from scanlib.recurrences.form import (
     Component,
@@ -108,19 +109,20 @@ def scan(block: StepBlock, steps: Steps) -> Value:
     with w.when(good):
         if a is None:  # NaN may get lost: `s` keeps it
             running = replace(steps, elements=(b,))
-            LaneScan(block, MAXIMUM, running, Bounds((None,))).write()
+            LaneScan(block, MAXIMUM, running, (None,)).write()
         else:
             _shifted_maximum(block, steps)
-        block.for_all(h.itemsize, lambda j, lanes: _elements(steps, scale, sums, (j, lanes)))
+        lanes = register_bytes() // h.itemsize
+        block.for_all(lanes, lambda j, lanes: _elements(steps, scale, sums, (j, lanes)))
         # Products of scales that underflow belong to terms that do not count beside ``s ≥ 1``.
         one = w.constant(1.0, steps.before.type)
         affine.scan(StepBlock(w, block.size, block.reverse), Steps((scale, sums), sums, one))
 
         def add_logarithm(j: Value, lanes: int) -> None:
-            (log,) = w.call(vector_function("log", h.dtype, lanes), sums.real(j, lanes))
+            log = compute(w, "log", sums.real(j, lanes))
             h.store(j, h.real(j, lanes) + log)
 
-        block.for_all(h.itemsize, add_logarithm)
+        block.for_all(lanes, add_logarithm)
     return good
 
 
@@ -142,7 +144,7 @@ def _elements(steps: Steps, scale: Span, sums: Span, place: tuple[Value, int]) -
     if a is not None:
         p = p + a.real(*place)
     distance = w.select(b.equals(p), 0.0, abs(b - p))
-    (e,) = w.call(vector_function("exp", steps.h.dtype, place[1]), -distance)
+    e = compute(w, "exp", -distance)
     larger = b > p
     scale.store(place[0], w.select(larger, e, 1.0))
     sums.store(place[0], w.select(larger, w.constant(1.0, e.type), e))

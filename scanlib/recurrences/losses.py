@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytensor.scalar.basic as ps
 
-from scanlib.kernels.elementary import FORMATS, vector_function
+from scanlib.kernels.elementary import FORMATS, compute
 from scanlib.kernels.language import Value, Writer
 from scanlib.kernels.scalars import RULES, Number, Pair
 from scanlib.recurrences.block_scans import Arithmetic
@@ -37,8 +37,7 @@ class ScalarArithmetic(Arithmetic):
         return RULES[ps.ScalarMinimum](self.w, a, b)
 
     def logaddexp(self, a: Value, b: Value) -> Value:
-        (result,) = self.w.call(vector_function("logaddexp", a.type.dtype, 1), a, b)
-        return result
+        return compute(self.w, "logaddexp", a, b)
 
 
 def size(x: Number) -> Value:

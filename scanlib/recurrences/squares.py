@@ -48,7 +48,7 @@ def scan(block: StepBlock, steps: Steps) -> Value:
         lost.add(~(square >= 0.0))
         h.store(j, w.apply("sqrt", square))
 
-    block.for_all(h.itemsize, root)
+    block.for_all(count, root)
     return trusted & ~real(lost.after())
 
 
@@ -66,7 +66,7 @@ def recognize(component: Component) -> Recurrence:
     if tap in ancestors([inside]) or square not in ancestors([inside]):
         raise NotInFamilyError("the state is read other than as its square")
     squared = Component(
-        component.inputs, {part: inside}, {part: {-1: square}}, {square: component.name(tap)}
+        component.inputs, {part: inside}, {part: {-1: square}}, {square: component.names[tap]}
     )
     found = affine.recognize(squared)
     return Recurrence(FAMILY, found.parts, found.elements, found.terms, found.constants)

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scanlib.kernels.language import BOOL, Local, Type, Value, Writer
+from scanlib.kernels.language import BOOL, INT64, Local, Type, Value, Writer
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import Number, Pair
-from scanlib.kernels.spans import Items, Same, Span, any_lane
+from scanlib.kernels.spans import Items, Same, Span, any_lane, walk
 
 # Bounds of coefficients by dtype: products of eight are normal numbers.
 LOWEST = {"float64": 2.0**-120, "float32": 2.0**-15}
@@ -26,7 +26,6 @@ HIGHEST = {"float64": 2.0**120, "float32": 2.0**15}
 MODERATE = {"float64": 2.0**800, "float32": 2.0**100}
 
 WORDS = {"float64": "int64", "float32": "int32"}
-SIGN = {"float64": 63, "float32": 31}
 SIDE_BY_SIDE = 2  # vectors, of a pass that looks at all of a block
 
 Test = Callable[[Writer, Value], Value]
@@ -39,8 +38,8 @@ def bits_of(value: float, dtype: str) -> int:
 
 def size_bits(w: Writer, value: Value) -> Value:
     """Return the bits of a number without its sign."""
-    dtype = value.type.dtype
-    return w.bitcast(value, WORDS[dtype]) & (2 ** SIGN[dtype] - 1)
+    bits = w.bitcast(value, WORDS[value.type.dtype])
+    return bits & (2 ** (8 * value.type.itemsize - 1) - 1)
 
 
 def above(limit: float) -> Test:
@@ -99,19 +98,14 @@ def some(w: Writer, items: Items, n: Value, test: Test) -> Value:
     """Write a pass over the first items, and return whether a test holds for any."""
     if isinstance(items, Same):
         return test(w, items.real(0)) < 0
-    lanes = register_bytes() // items.itemsize
-    size = SIDE_BY_SIDE * lanes
-    found = [Found(w, Type(items.dtype, lanes)) for _ in range(SIDE_BY_SIDE)]
-    rest = Found(w, Type(items.dtype))
-    middle = n & -size
-    with w.loop(0, middle, size) as j:
-        for k, own in enumerate(found):
-            own.look(items.real(j + k * lanes, lanes), test)
-    with w.loop(middle, n) as j:
-        rest.look(items.real(j), test)
-    for own in found[1:]:
-        found[0].add(w.copy(own.place))
-    return found[0].anything() | rest.anything()
+    lanes = SIDE_BY_SIDE * register_bytes() // items.itemsize
+    found = {count: Found(w, Type(items.dtype, count)) for count in (lanes, 1)}
+
+    def look(j: Value, count: int) -> None:
+        found[count].look(items.real(j, count), test)
+
+    walk(w, w.constant(0, INT64), n, [lanes], look)
+    return found[lanes].anything() | found[1].anything()
 
 
 def some_one_by_one(w: Writer, items: Span, n: Value, test: Callable[[Number], Value]) -> Value:

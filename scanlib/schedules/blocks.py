@@ -53,10 +53,9 @@ from scanlib.kernels.spans import (
     itemsize,
     load_number,
     store_number,
-    walk,
 )
 from scanlib.ops.lowered.elemwise_scan import Recurrence
-from scanlib.ops.lowered.sums_first import elements_with_addend, sums_first
+from scanlib.ops.lowered.sums_first import sums_first
 from scanlib.recurrences import CLASSES, affine
 from scanlib.recurrences.block_scans import History, StepBlock, Steps
 from scanlib.recurrences.coupled import scan_coupled
@@ -181,10 +180,9 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         self.varying: dict[tuple[int, int], Span] = {}
         for number, recurrence in enumerate(loop.op.recurrences):
             graph = self.graphs[number]
-            whole = graph.inputs_among(self.inner.non_sequences)
             for k, out in enumerate(graph.outputs):
                 read = {v for v in ancestors([out]) if v.owner is None}
-                if any(not isinstance(v, Constant) and v not in whole for v in read):
+                if any(not isinstance(v, Constant) for v in read - set(self.inner.non_sequences)):
                     dtype = self.dtype_of(recurrence.parts[0])
                     self.varying[number, k] = buffers.span(dtype, size)
 
@@ -291,7 +289,6 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             self.scalars.bind(variable, self.number_of(name))
         for number, recurrence in enumerate(loop.op.recurrences):
             with self.scalars.scope():
-                self.bind_same(self.graphs[number])
                 for k, out in enumerate(self.graphs[number].outputs):
                     if (number, k) not in self.varying:
                         self.scalars.emit([out])
@@ -299,15 +296,10 @@ class BlocksRun(TableReader[ElemwiseLoop]):
                         value = self.scalars.number_as(self.scalars.number(out), dtype)
                         self.elements[number, k] = Same(self.w, value)
 
-    def bind_same(self, graph: StepGraph) -> None:
-        """Bind those inputs of a graph that are non-sequences."""
-        for mine, own in graph.inputs_among(self.inner.non_sequences).items():
-            self.scalars.bind(mine, self.scalars.number(own))
-
     def write_views(self) -> None:
         """Write where the rows, histories and outputs of the block are, and what is before it."""
         loop, w = self.loop, self.w
-        self.rows = [self.row_span(i) for i in range(len(self.inner.rows))]
+        self.rows = {row: self.row_span(i) for i, row in enumerate(self.inner.rows)}
         for part in self.sums_first:
             before = load_number(w, self.dtype_of(part), *self.place_of_value(part, 0))
             self.kept[part] = Cell(w, before)
@@ -362,7 +354,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             return ()
         direct = [own.values for part, own in self.histories.items() if self.is_direct(part)]
         move = -self.n if self.reverse else self.n
-        return tuple(span.moved(move) for span in (*self.rows, *self.outputs, *direct))
+        return tuple(span.moved(move) for span in (*self.rows.values(), *self.outputs, *direct))
 
     def value(self, part: int, offset: int, j: Value, count: int = 1) -> Number:
         """Read the values of a part, `offset` steps after some steps of the block."""
@@ -372,19 +364,6 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
     # All steps of a block at once
 
-    def for_all(self, outputs: Iterable[Variable], write: Callable[[Value], None]) -> None:
-        """Write what computes some variables for all steps, several at once where that is known.
-
-        `write` is given a step; `scalars.lanes` says how many there are from it on.
-        """
-        count = self.steps_at_once(outputs)
-
-        def several(j: Value, lanes: int) -> None:
-            with self.scalars.taking(lanes):
-                write(j)
-
-        walk(self.w, self.w.constant(0, INT64), self.n, [count] if count > 1 else [], several)
-
     def steps_at_once(self, outputs: Iterable[Variable]) -> int:
         """Return how many steps fill a register with numbers of the widest dtype."""
         dtypes = {variable.type.dtype for variable in ancestors(list(outputs))}
@@ -393,10 +372,8 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         widest = max((np.dtype(dtype).itemsize for dtype in dtypes), default=8)
         return register_bytes() // widest
 
-    def bind_read(
-        self, graph: StepGraph, outputs: list[Variable], known: dict[Variable, Reader], j: Value
-    ) -> None:
-        """Bind what some variables of a graph are computed from at some steps.
+    def bind_read(self, outputs: list[Variable], known: dict[Variable, Reader], j: Value) -> None:
+        """Bind what some variables are computed from at some steps.
 
         `known` are variables that have been computed.
         """
@@ -408,29 +385,31 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         for variable in above:
             if variable.owner is not None or variable in self.scalars.values:
                 continue
-            own = graph.own.get(variable)
-            if own in self.taps:
-                self.scalars.bind(variable, self.value(*self.taps[own], j, count))
-            elif own in self.inner.rows:
-                row = self.rows[self.inner.rows.index(own)]
-                self.scalars.bind(variable, row.load(j, count))
+            if variable in self.taps:
+                self.scalars.bind(variable, self.value(*self.taps[variable], j, count))
+            elif variable in self.rows:
+                self.scalars.bind(variable, self.rows[variable].load(j, count))
 
     # What is computed once for the elements and for what depends on the states
 
     def graph_of_elements(self, number: int) -> StepGraph:
-        """Return what the scan of a recurrence needs: see `ElemwiseScan.elements_of`."""
-        op = self.loop.op
-        first = op.recurrences[number].parts[0] in self.sums_first
-        found = elements_with_addend(op, number) if first else op.elements_of(number)
-        inputs, outputs, scanned = found
-        return StepGraph(outputs, dict(zip(inputs, self.loop.graph.inputs, strict=True)), scanned)
+        """Return what the scan of a recurrence needs: its elements, the addend in the place of the
+        constant where the sum comes first."""
+        recurrence = self.loop.op.recurrences[number]
+        outputs, scanned = self.loop.op.elements_of(number, self.loop.graph.inputs)
+        first = self.sums_first.get(recurrence.parts[0])
+        if first is not None:
+            (constant,) = recurrence.constants
+            assert constant is not None
+            outputs[constant] = first.addend
+        return StepGraph(outputs, scanned)
 
     def graph_of_map(self) -> StepGraph:
         """Return what is computed when the states are known; sums are scanned as well."""
         scanned = {found.total: part for part, found in self.sums_first.items()}
         scanned |= {self.nexts[part]: part for part in self.depths if self.nexts[part].owner}
         wanted = [*self.addends().values(), *self.mapped_outputs().values()]
-        return StepGraph(wanted, {inp: inp for inp in self.loop.graph.inputs}, scanned)
+        return StepGraph(wanted, scanned)
 
     def readers(self, number: int) -> dict[Variable, Reader]:
         """Return what reads the values that a graph finds: those that are scanned, and shared."""
@@ -443,11 +422,11 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def write_shared(self) -> None:
         """Write what elements and map, or several recurrences, compute alike."""
         left = set(self.shared)
-        for graph, own in zip(self.graphs, self.shared_in, strict=True):
+        for own in self.shared_in:
             computed = {k: value for value, k in own.items() if k in left}
             left -= set(computed)
             goals = [(v, self.shared[k].dtype, self.shared[k].store) for k, v in computed.items()]
-            self.write_values(graph, goals, {})
+            self.write_values(goals, {})
 
     def write_elements(self, number: int) -> None:
         """Write the elements of a recurrence for all steps of the block."""
@@ -455,21 +434,21 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         goals: list[Goal] = []
         for k, out in enumerate(graph.outputs):
             own = self.varying.get((number, k))
-            if own is not None and out in graph.own and out.type.dtype == own.dtype:
-                self.elements[number, k] = self.view(graph.own[out])
+            is_read = out in self.taps or out in self.rows
+            if own is not None and is_read and out.type.dtype == own.dtype:
+                self.elements[number, k] = self.view(out)
             elif own is not None:
                 self.elements[number, k] = own
                 goals.append((out, own.dtype, own.store))
-        self.write_values(graph, goals, self.readers(number))
+        self.write_values(goals, self.readers(number))
 
     def write_values(
         self,
-        graph: StepGraph,
         goals: Sequence[Goal],
         known: dict[Variable, Reader],
         totals: Iterable[Total] = (),
     ) -> None:
-        """Write some values of a graph for all steps of the block, and keep them.
+        """Write some values for all steps of the block, and keep them.
 
         Quotients are computed without divisions, and if they are wrong, everything once more, from
         `totals` of nothing.
@@ -477,30 +456,30 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         if not goals:
             return
         wanted = [value for value, _, _ in goals]
+        count = self.steps_at_once(wanted)
 
-        def write(j: Value, *special: Callable[[Apply], bool]) -> None:
-            self.bind_read(graph, wanted, known, j)
-            self.scalars.emit(wanted, *special)
-            for value, dtype, keep in goals:
-                number = self.scalars.spread(self.scalars.number(value))
-                keep(j, self.scalars.number_as(number, dtype))
+        def write(j: Value, lanes: int, *special: Callable[[Apply], bool]) -> None:
+            with self.scalars.taking(lanes):
+                self.bind_read(wanted, known, j)
+                self.scalars.emit(wanted, *special)
+                for value, dtype, keep in goals:
+                    number = self.scalars.spread(self.scalars.number(value))
+                    keep(j, self.scalars.number_as(number, dtype))
 
         with self.scalars.scope():
-            self.bind_same(graph)
-            same = graph.inputs_among(self.inner.non_sequences)
-            divisions = quotients_in(wanted, known, same)
-            quotients = Quotients(self.w, self.scalars, divisions, self.steps_at_once(wanted))
-            self.for_all(wanted, lambda j: write(j, quotients.write))
+            divisions = quotients_in(wanted, known, self.inner.non_sequences)
+            quotients = Quotients(self.w, self.scalars, divisions, count)
+            self.block.for_all(count, lambda j, lanes: write(j, lanes, quotients.write))
             if divisions:
                 with self.w.when(quotients.are_wrong()):
                     for total in totals:
                         total.clear()
-                    self.for_all(wanted, write)
+                    self.block.for_all(count, write)
 
     def view(self, own: Variable) -> Span:
         """Return the values of a row or a past value during the block."""
-        if own in self.inner.rows:
-            return self.rows[self.inner.rows.index(own)]
+        if own in self.rows:
+            return self.rows[own]
         part, offset = self.taps[own]
         return self.histories[part].at(offset)
 
@@ -530,11 +509,10 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         read |= {part for part, depth in self.depths.items() if depth > 1}
         for graph in self.graphs:
             for variable in ancestors(graph.outputs, blockers=set(graph.scanned)):
-                own = graph.own.get(variable)
                 if variable in graph.scanned:
                     read.add(graph.scanned[variable])
-                elif own in self.taps:
-                    read.add(self.taps[own][0])
+                elif variable in self.taps:
+                    read.add(self.taps[variable][0])
         return read
 
     def chosen_elements(self, number: int, recurrence: Recurrence) -> tuple[Items | None, ...]:
@@ -570,7 +548,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         wanted = [*self.nexts.values(), *totals.values()]
         with w.loop(0, self.n) as k, self.scalars.scope():
             j = self.n - 1 - k if self.reverse else k
-            self.bind_read(self.graphs[-1], wanted, {}, j)
+            self.bind_read(wanted, {}, j)
             self.scalars.emit(wanted)
             for part, total in totals.items():
                 self.totals[part].store(j, self.scalars.number(total))
@@ -601,7 +579,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
             sums[i] = Total(w, self.scalars.constant(zero, dtype), lanes)
             goals.append((addend, dtype, adds_to(sums[i])))
         goals += [(v, self.outputs[k].dtype, self.outputs[k].store) for k, v in outputs.items()]
-        self.write_values(self.graphs[-1], goals, self.readers(-1), sums.values())
+        self.write_values(goals, self.readers(-1), sums.values())
         for i, total in sums.items():
             place = self.place_of_value(self.loop.signature.n_states + i, 0)
             old = load_number(w, self.inner.carries[i].type.dtype, *place)

@@ -129,9 +129,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         for number, level in enumerate(loop.axes_of_loops):
             low, high = w.as_value(0, INT64), self.length(number)
             if level == 0:
-                part = self.out.number(self.words.part, "part")
-                parts = self.out.number(self.words.parts, "parts")
-                low, high = (w.apply("quotient", high * k, parts) for k in (part, part + 1))
+                low, high = self.own_part(high)
             self.low.append(low)
             self.high.append(high)
         last = loop.layout.ndim - 1
@@ -260,15 +258,11 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         if self.ahead is None:
             return
         w = self.w
-        part = self.out.number(self.words.part, "part")
-        parts = self.out.number(self.words.parts, "parts")
         with w.when(self.ahead > 0):
             row = self.t - self.ahead if self.loop.reverse else self.t + self.ahead
             for name, size in self.streams.items():
-                start = w.apply("quotient", size * part, parts)
-                stop = w.apply("quotient", size * (part + 1), parts)
                 first = row * self.stride_of(name, 0)
-                with w.loop(start, stop, LINE) as place:
+                with w.loop(*self.own_part(size), LINE) as place:
                     w.prefetch(self.data(name), first + place)
 
     # Loops over channels

@@ -134,7 +134,7 @@ class InnerLoop:
         """Write the call of a kernel, and that the loop around ends as it does."""
         step, w = self.step, self.step.writer
         address = step.library(ProgramEntry(self.program, kernel))
-        code = w.call_pointer(INT64, address, self.table, step.frame())
+        (code,) = w.call(address, self.table, step.frame(), result=INT64)
         with w.when(code.differs(0)):
             for number, failure in self.failures.items():
                 with w.when(code.equals(number)):

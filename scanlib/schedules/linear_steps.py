@@ -27,6 +27,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.tensor.type import TensorType
 
@@ -44,8 +45,9 @@ from scanlib.kernels.linalg.semiring_products import (
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.program import Kernels, LoopProgram
 from scanlib.kernels.scalars import NoKernelError, parts_of
-from scanlib.kernels.spans import itemsize
+from scanlib.kernels.spans import Span, itemsize
 from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.recurrences.trust import above, some
 from scanlib.schedules.array_loops import array_program
 from scanlib.schedules.linear_vectors import BLOCK, LogSteps, VectorSteps, padded
 from scanlib.schedules.loop_kernels import Array, Loop, prepare, start
@@ -218,9 +220,6 @@ class MatrixRun(TakesSteps[MatrixLoop]):
     def stride(self, role: str, axis: int) -> Value:
         return self.value_of(self.loop.roles[role].strides[axis])
 
-    def has(self, role: str) -> bool:
-        return role in self.loop.roles
-
     def kernel(self) -> Kernel:
         loop, w = self.loop, self.w
         self.begin_steps()
@@ -233,10 +232,19 @@ class MatrixRun(TakesSteps[MatrixLoop]):
         starts = {name: total(loop.end_of_rings, part.start) for name, part in loop.buffers.items()}
         self.space = {k: w.offset(self.workspace, self.value_of(at)) for k, at in starts.items()}
         self.prepare_matrices()
-        cases: list[tuple[Value, Callable[[], None]]] = []
-        for size in loop.in_registers():
-            cases.append((self.size.equals(size), VectorSteps(self, size).write))
-        self.choose(cases)
+        with ExitStack() as stack:
+            for size in loop.in_registers():
+                if loop.known_size is not None and not loop.products:
+                    VectorSteps(self, size).write()
+                    break
+                fits = self.size.equals(size)
+                if loop.products:
+                    fits = fits & self.has_products() & self.size_of("other", 1).equals(self.size)
+                with w.when(fits) as choice:
+                    VectorSteps(self, size).write()
+                stack.enter_context(w.otherwise(choice))
+            else:
+                self.write_all_steps()
         self.finish(self.steps)
         return self.whole_kernel(register_bytes())
 
@@ -245,23 +253,6 @@ class MatrixRun(TakesSteps[MatrixLoop]):
         ahead = -DISTANCE if self.op.reverse else DISTANCE
         down, up = sized(self.w, -ahead, ahead)
         return self.w.select(self.stride("matrix", 0) < 0, down, up)
-
-    def choose(self, cases: list[tuple[Value, Callable[[], None]]]) -> None:
-        """Write the first case that there is, and the general code behind all."""
-        loop = self.loop
-        if not cases:
-            self.write_all_steps()
-            return
-        (condition, write), *rest = cases
-        if loop.products:
-            condition = condition & self.has_products() & self.size_of("other", 1).equals(self.size)
-        elif loop.known_size is not None:
-            write()
-            return
-        with self.w.when(condition) as choice:
-            write()
-        with self.w.otherwise(choice):
-            self.choose(rest)
 
     # States
 
@@ -289,11 +280,11 @@ class MatrixRun(TakesSteps[MatrixLoop]):
                 k = stack.enter_context(w.loop(0, size))
                 found["index"] = found["index"] * size + k
                 for role in ("matrix", "offset"):
-                    if self.has(role) and (role != "matrix" or loop.matrix_batched):
+                    if role in self.loop.roles and (role != "matrix" or loop.matrix_batched):
                         stride = self.stride(role, axis + loop.roles[role].lead)
                         found[role] = found[role] + k * stride
             for role in ("offset", *([] if loop.fixed else ["matrix"])):
-                if t is not None and self.has(role):
+                if t is not None and role in self.loop.roles:
                     found[role] = found[role] + t * self.stride(role, 0)
             yield found
 
@@ -310,8 +301,7 @@ class MatrixRun(TakesSteps[MatrixLoop]):
 
     def state_at(self, pointer: Value) -> Matrix:
         """Return a state as a column."""
-        d, item = self.size, self.loop.itemsize
-        return Matrix(pointer, self.loop.dtype, 1, d, d * item, item).turned
+        return packed(pointer, self.loop.dtype, 1, self.size).turned
 
     def copy(self, target: Value, source: Matrix) -> None:
         """Write the copy of a matrix to contiguous memory."""
@@ -337,7 +327,7 @@ class MatrixRun(TakesSteps[MatrixLoop]):
         """Write copies of fixed matrices, and whether the rows of other inputs are contiguous."""
         loop, w = self.loop, self.w
         for name in ("offset", "matrix", "other"):
-            if self.has(name):
+            if name in self.loop.roles:
                 stride, size = self.stride(name, -1), self.size_of(name, -1)
                 self.units[stride] = stride.equals(loop.itemsize) | (size < 2)
         if loop.is_laid_out():
@@ -357,14 +347,13 @@ class MatrixRun(TakesSteps[MatrixLoop]):
 
     def matrix_at(self, place: Position) -> Matrix:
         """Return the matrix of a step."""
-        loop, d, item = self.loop, self.size, self.loop.itemsize
-        if not loop.is_laid_out():
+        if not self.loop.is_laid_out():
             return self.oriented("matrix", place)
         pointer = self.w.offset(self.space["matrix"], self.laid_out_at(place["index"]))
-        return Matrix(pointer, loop.dtype, d, d, d * item, item).turned
+        return packed(pointer, self.loop.dtype, self.size, self.size).turned
 
     def offset_at(self, place: Position) -> Matrix | None:
-        return self.oriented("offset", place) if self.has("offset") else None
+        return self.oriented("offset", place) if "offset" in self.loop.roles else None
 
     # All steps, in the general way
 
@@ -384,7 +373,10 @@ class MatrixRun(TakesSteps[MatrixLoop]):
             else:
                 self.write_step(place, old, new, self.combine)
                 if self.op.has_mask:
-                    self.check_step(place, old, new)
+                    results = Span(self.w, self.loop.dtype, new)
+                    is_infinite = above(float(np.finfo(self.loop.dtype).max))
+                    with self.w.when(some(self.w, results, self.size, is_infinite)):
+                        self.write_step(place, old, new, self.masked)
 
     def states(self, place: Position) -> tuple[Value, Value]:
         """Return where a state is before this step, and after."""
@@ -414,17 +406,6 @@ class MatrixRun(TakesSteps[MatrixLoop]):
         """Write a product without the items that the mask leaves out."""
         mask = self.oriented("mask", {"mask": self.w.constant(0, INT64)})
         write_product(self.w, a, h, out, add, mask)
-
-    def check_step(self, place: Position, old: Value, new: Value) -> None:
-        """Write what is done about a step whose results are not finite."""
-        w, kind = self.w, Type(self.loop.dtype)
-        wrong = w.local(0, INT64)
-        with w.loop(0, self.cells, kind.itemsize) as byte:
-            value = w.load(kind, new, byte)
-            is_wrong = (value * 0.0).differs(0.0)
-            w.assign(wrong, w.copy(wrong) | w.cast(is_wrong, "int64"))
-        with w.when(w.copy(wrong).differs(0)):
-            self.write_step(place, old, new, self.masked)
 
     def masked_steps(self, first: Value, last: Value) -> None:
         """Write some steps without the items that the mask leaves out; there is no batch."""

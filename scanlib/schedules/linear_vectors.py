@@ -10,7 +10,7 @@ columns of the matrix, each held in one vector, times one number of the state.
 
 Composing may overflow where the steps one after the other do not: a block of steps with states that
 are not finite is repeated step by step. Powers may also be zero where what they give of a large
-state is not: steps are composed where the items of the matrix are in `powers_range`. (J. Kogge and
+state is not: steps are composed where no item of the matrix is that large or small. (J. Kogge and
 H. Stone, "A parallel algorithm for the efficient solution of a general class of recurrence
 equations", 1973, of which this is the sequential use.)
 
@@ -30,13 +30,14 @@ infinity, which adds nothing.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from scanlib.kernels.arrays.sizes import Size, pieces, product
-from scanlib.kernels.elementary import vector_function
+from scanlib.kernels.elementary import compute
 from scanlib.kernels.language import INT64, Local, Type, Value
 from scanlib.kernels.linalg.matrices import Matrix, packed
 from scanlib.kernels.linalg.semiring_products import (
@@ -46,7 +47,8 @@ from scanlib.kernels.linalg.semiring_products import (
     extreme_of,
     largest_lane,
 )
-from scanlib.kernels.spans import any_lane
+from scanlib.kernels.spans import Span, any_lane
+from scanlib.recurrences.trust import outside, some
 from scanlib.schedules.polls import between_polls
 
 if TYPE_CHECKING:
@@ -54,17 +56,6 @@ if TYPE_CHECKING:
 
 BLOCK = 64  # steps after which finiteness is checked; their offsets are read side by side
 BLOCKS_PER_POLL = 64
-
-
-def look_ahead(size: int) -> int:
-    """Return how many steps to take at once for matrices of a size."""
-    return 4 if size <= 4 else 2
-
-
-def powers_range(dtype: str) -> tuple[float, float]:
-    """Return the sizes of items, zero aside, whose products of four are no subnormal numbers."""
-    power = 30 if dtype == "float32" else 250
-    return 2.0**-power, 2.0**power
 
 
 class VectorSteps:
@@ -128,7 +119,7 @@ class VectorSteps:
         matrix, lines = self.run.space["matrix"], self.size * self.vectors.itemsize
         columns = [self.vectors.load(matrix, j * lines) for j in range(self.size)]
         powers = [columns]
-        for _ in range(1, look_ahead(self.size)):
+        for _ in range(3 if self.size <= 4 else 1):
             powers.append(
                 [self.times(columns, own, self.vectors.zero, False) for own in powers[-1]]
             )
@@ -136,14 +127,11 @@ class VectorSteps:
 
     def composes(self) -> Value:
         """Return whether no power of the matrix is zero where what it gives is not."""
-        w, item = self.w, Type(self.run.loop.dtype)
-        low, high = powers_range(item.dtype)
-        outside = w.local(0, INT64)
-        with w.loop(0, self.size * self.size) as i:
-            size = abs(w.load(item, self.run.space["matrix"], i * item.itemsize))
-            fits = size.equals(0.0) | ((size >= low) & (size <= high))
-            w.assign(outside, w.copy(outside) | w.cast(~fits, "int64"))
-        return w.copy(outside).equals(0)
+        w, dtype = self.w, self.run.loop.dtype
+        items = Span(w, dtype, self.run.space["matrix"])
+        # Of products of four numbers within these bounds, none is a subnormal number.
+        high = 2.0 ** (30 if dtype == "float32" else 250)
+        return ~some(w, items, w.constant(self.size**2, INT64), outside(1 / high, high))
 
     def columns(self, t: Value) -> list[Value]:
         """Return the columns of the matrix of a step."""
@@ -157,7 +145,7 @@ class VectorSteps:
     def offset_rows(self, first: Value, last: Value) -> Matrix | None:
         """Return the offsets of the steps of a block, in the order of the steps."""
         run = self.run
-        if not run.has("offset"):
+        if "offset" not in run.loop.roles:
             return None
         line = run.stride("offset", 0)
         row = run.given("offset", {"offset": run.time(first) * line})
@@ -235,10 +223,6 @@ class LogSteps:
             self.vectors = SmallVectors(run.w, self.dtype, size)
         self.state: Local | None = None
 
-    def function(self, name: str, value: Value) -> Value:
-        (found,) = self.w.call(vector_function(name, self.dtype, value.type.lanes), value)
-        return found
-
     # Before the first step
 
     def prepare(self) -> None:
@@ -261,10 +245,7 @@ class LogSteps:
             self.read_values(first)
 
     def read_values(self, row: Value) -> None:
-        w, item = self.w, self.item
-        with w.loop(0, self.run.size) as j:
-            at = j * item.itemsize
-            w.store(self.values, at, w.load(item, row, at))
+        self.w.move(self.values, row, self.run.size * self.item.itemsize)
 
     def prepare_matrix(self, place: Position) -> None:
         """Write the exponentials of a matrix: column by column, padded."""
@@ -274,11 +255,8 @@ class LogSteps:
         last = run.size - 1
         with w.loop(0, self.length) as i:
             own = w.select(i < run.size, i, last)  # lanes past the end repeat the last number
-            top = w.local(-inf, item)
-            with w.loop(0, run.size) as k:
-                value, before = matrix.load(w, own, k), w.copy(top)
-                w.assign(top, w.select((value > before) | value.differs(value), value, before))
-            found = w.copy(top)
+            items = partial(matrix.load, w, own)
+            found = extreme_of(w, "max", item, run.size, items)
             found = w.select(abs(found) < inf, found, 0.0)
             w.store(largest, i * item.itemsize, found)
             with w.loop(0, run.size) as j:
@@ -286,7 +264,7 @@ class LogSteps:
                 w.store(exponentials, (j * self.length + i) * item.itemsize, value)
         with w.loop(0, run.size * self.length, self.lanes) as i:
             at = i * item.itemsize
-            w.store(exponentials, at, self.function("exp", w.load(self.kind, exponentials, at)))
+            w.store(exponentials, at, compute(w, "exp", w.load(self.kind, exponentials, at)))
 
     def of_matrix(self, place: Position) -> tuple[Value, Value]:
         """Return where the exponentials of a matrix are, and the largest numbers of its rows."""
@@ -318,10 +296,10 @@ class LogSteps:
         line = self.lanes * self.item.itemsize
         columns = [w.load(self.kind, exponentials, j * line) for j in range(vectors.size)]
         top = largest_lane(w, state)
-        weights = self.function("exp", state - w.splat(top, self.lanes))
+        weights = compute(w, "exp", state - w.splat(top, self.lanes))
         sums = vectors.product(columns, vectors.copies(weights), vectors.zero)
         scale = w.splat(top, self.lanes) + w.load(self.kind, largest)
-        result = self.function("log", sums) + scale
+        result = compute(w, "log", sums) + scale
         add = run.offset_at(place)
         if add is not None:
             result = result + vectors.load(run.in_rows(add.turned, "row").pointer, 0)
@@ -347,7 +325,7 @@ class LogSteps:
         top = largest_lane(w, w.copy(tops))
         with w.loop(0, self.length, self.lanes) as c:
             value = w.load(kind, self.values, c * size) - w.splat(top, self.lanes)
-            w.store(self.weights, c * size, self.function("exp", value))
+            w.store(self.weights, c * size, compute(w, "exp", value))
         rows = packed(exponentials, self.dtype, run.size, self.length)
         Combination(w, "real", self.sums, self.weights, rows, None).write()
         whole = run.size & -self.lanes
@@ -358,7 +336,7 @@ class LogSteps:
             sums = w.load(kind, self.sums, at)
             scale = w.splat(top, self.lanes) + w.load(kind, largest, at)
             source = w.select(c < whole, adds, self.adds)
-            value = (self.function("log", sums) + scale) + w.load(kind, source, at)
+            value = (compute(w, "log", sums) + scale) + w.load(kind, source, at)
             w.store(self.values, at, value)
             w.assign(wrong, w.select(self.is_irregular(sums), 1.0, w.copy(wrong)))
             with w.when(c < whole):
@@ -400,7 +378,7 @@ class LogSteps:
                 w.assign(found, extreme_of(w, "log", item, run.size, term))
             with w.otherwise(choice):
                 scale = top + w.load(item, largest, at)
-                w.assign(found, self.function("log", sums) + scale)
+                w.assign(found, compute(w, "log", sums) + scale)
             value = w.copy(found)
             if add is not None:
                 value = value + add.load(w, i, 0)
@@ -410,11 +388,9 @@ class LogSteps:
 def lanes_of(dtype: str, size: int | None) -> int:
     """Return how many numbers of a state are computed at once."""
     full = VECTOR_BYTES // Type(dtype).itemsize
-    if size is None:
-        return 8
-    if size >= full:
-        return full
-    return max(2, 1 << (size - 1).bit_length()) if size else full
+    if not size:
+        return 8 if size is None else full
+    return min(full, max(2, 1 << (size - 1).bit_length()))
 
 
 def padded(dtype: str, size: Size) -> Size:

@@ -35,7 +35,7 @@ from scanlib.kernels.arrays.sizes import (
 )
 from scanlib.kernels.arrays.workspace import Place, Workspace
 from scanlib.kernels.compiled import ProgramEntry
-from scanlib.kernels.language import BOOL, INT64, POINTER, Kernel, Type, Value
+from scanlib.kernels.language import BOOL, FLOAT64, INT64, POINTER, Kernel, Type, Value
 from scanlib.kernels.program import (
     ArrayType,
     Failure,
@@ -328,10 +328,7 @@ def counted_steps(outer: OuterInputs, messages: Messages) -> tuple[Size, list[Ch
 
 
 def array_type(kind: object) -> ArrayType:
-    if isinstance(kind, ScalarType):
-        parts_of(kind.dtype)
-        return ArrayType(kind.dtype, 0)
-    if not isinstance(kind, TensorType):
+    if not isinstance(kind, ScalarType | TensorType):
         raise NoKernelError(f"an input of type {kind} has no kernel")
     parts_of(kind.dtype)
     return ArrayType(kind.dtype, kind.ndim)
@@ -417,9 +414,9 @@ class TableReader(Generic[T]):
         if special is not None:
             numbers = [self.w.cast(value, "float64") for value in inputs]
             one, address = self.w.constant(1, Type("int32")), self.address(special)
-            found = self.w.call_pointer(Type("float64"), address, *numbers, one)
+            (found,) = self.w.call(address, *numbers, one, result=FLOAT64)
             return [self.w.cast(found, out.type.dtype)]
-        return [self.w.call_pointer(Type(out.type.dtype), self.address(node), *inputs)]
+        return [*self.w.call(self.address(node), *inputs, result=Type(out.type.dtype))]
 
     def address(self, function: Apply | Routine | ProgramEntry) -> Value:
         """Return the address of a function, which the table has."""

@@ -29,8 +29,7 @@ from scanlib.kernels.scalars import Scalars, real
 from scanlib.recurrences.trust import Found, outside
 
 LONG = 64  # bytes of registers
-RANGE = {"float64": 2.0**480, "float32": 2.0**60}  # and one by that
-DIVISORS = {"float64": 2.0**240, "float32": 2.0**30}
+RANGE = {"float64": 2.0**480, "float32": 2.0**60}  # and one by that; of divisors, its square root
 
 
 def quotients_in(
@@ -72,7 +71,7 @@ class Quotients:
         for node in nodes:
             dtype = node.outputs[0].type.dtype
             divisor = real(scalars.number(node.inputs[1]))
-            own, most = scalars.convert(divisor, dtype), DIVISORS[dtype]
+            own, most = scalars.convert(divisor, dtype), RANGE[dtype] ** 0.5
             self.fine = self.fine & (abs(own) <= most) & (abs(own) >= 1 / most)
             self.divisors[node.outputs[0]] = (own, 1.0 / own)
             for count in {1, lanes}:

@@ -8,7 +8,7 @@ once for all steps of the block, and kept until the block ends.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pytensor.scalar.basic as ps
@@ -23,18 +23,11 @@ from scanlib.ops.signature import BodyInputs
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A graph that computes a part of one step, from inputs of its own: `own` says which input of
-    the body each is. `scanned` is what has been computed before, and whose it is: nothing above it
-    is looked at."""
+    """A graph that computes a part of one step, from inputs of the body. `scanned` is what has been
+    computed before, and whose it is: nothing above it is looked at."""
 
     outputs: Sequence[Variable]
-    own: Mapping[Variable, Variable]
     scanned: Mapping[Variable, int]
-
-    def inputs_among(self, wanted: Iterable[Variable]) -> dict[Variable, Variable]:
-        """Return which of its inputs are some of the body's."""
-        chosen = set(wanted)
-        return {mine: own for mine, own in self.own.items() if own in chosen}
 
 
 def shared_values(graphs: Sequence[StepGraph], inner: BodyInputs) -> list[dict[Variable, int]]:
@@ -54,11 +47,10 @@ def _slow_values(
 ) -> dict[Variable, int]:
     """Return what a graph computes from rows by slow operations."""
     blockers = {*graph.scanned}
-    known: dict[Variable, int] = {}
-    varying: dict[Variable, int] = {}
-    for own, inputs in ((varying, inner.rows), (known, inner.non_sequences)):
-        for variable, input_ in graph.inputs_among(inputs).items():
-            own[variable] = numbers.setdefault(input_, len(numbers))
+    varying, known = (
+        {variable: numbers.setdefault(variable, len(numbers)) for variable in inputs}
+        for inputs in (inner.rows, inner.non_sequences)
+    )
     order = list(toposort(graph.outputs, blockers=blockers))
     for node in order:
         for inp in node.inputs:

@@ -94,6 +94,12 @@ class TakesSteps(TableReader[L]):
             self.step()
             w.assign(self.done, i + 1)
 
+    def own_part(self, count: Value) -> tuple[Value, Value]:
+        """Return between which of so many things those of this part of the loop are."""
+        part, parts = (self.out.number(getattr(self.words, k), k) for k in ("part", "parts"))
+        first, last = (self.w.apply("quotient", count * k, parts) for k in (part, part + 1))
+        return first, last
+
     # Rows of states
 
     def row_of(self, name: str, offset: int) -> Value:
@@ -159,9 +165,8 @@ class TakesSteps(TableReader[L]):
         size = self.value_of(start.row)
         first, count = w.as_value(0, INT64), size
         if self.loop.slices > 1:
-            part, parts = (self.out.number(getattr(self.words, k), k) for k in ("part", "parts"))
-            items, item = self.dim(start.name, 1), self.value_of(self.loop.arrays[name].strides[1])
-            first, last = (w.apply("quotient", items * k, parts) * item for k in (part, part + 1))
+            item = self.value_of(self.loop.arrays[name].strides[1])
+            first, last = (place * item for place in self.own_part(self.dim(start.name, 1)))
             count = last - first
         for k in range(1, depth + 1):
             row = k - 1 if self.loop.reverse else depth - k

@@ -8,7 +8,7 @@ import pytest
 import scanlib
 from scanlib._compat import thaw_graph
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.sums_first import elements_with_addend, sum_first
+from scanlib.ops.lowered.sums_first import sum_first
 from tests.families import assert_close, kernels, loops
 from tests.modes import MODES
 
@@ -55,10 +55,13 @@ class TestRecognition:
     @pytest.mark.parametrize("name", FOUND)
     def test_found(self, name):
         _, op = lowered(FOUND[name], [pt.dvector("a"), pt.dvector("g")])
-        assert found(op) is not None
-        inputs, outputs, _ = elements_with_addend(op, 0)
+        body = thaw_graph(op.body)
+        first = sum_first(op, 0, body)
+        assert first is not None
         if name == "a product":
-            assert set(outputs) == set(op.signature.split_body_inputs(inputs).rows)
+            rows = op.signature.split_body_inputs(body.inputs).rows
+            coefficient = op.recurrences[0].terms[0][0].coefficient
+            assert {op.elements_of(0, body.inputs)[0][coefficient], first.addend} == set(rows)
 
     @pytest.mark.parametrize("name", LEFT)
     def test_left_alone(self, name):

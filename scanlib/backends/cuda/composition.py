@@ -85,14 +85,15 @@ def composed_recurrences(op: ElemwiseScan) -> list[Composed] | None:
     results = signature.split_body_outputs(op.body.outputs)
     values = [*results.states, *results.carries]
     found = []
+    inputs = [inp.type() for inp in op.body.inputs]
+    inner = signature.split_body_inputs(inputs)
+    recurrent = {tap for taps in inner.taps for tap in taps} | set(inner.carries)
     for number, recurrence in enumerate(op.recurrences):
         terms, family = recurrence.terms[0], recurrence.family
         dtype = values[recurrence.parts[0]].type.dtype
         if len(recurrence.parts) != 1 or np.dtype(dtype).kind not in KINDS.get(family, ""):
             return None
-        inputs, outputs, scanned = op.elements_of(number)
-        inner = signature.split_body_inputs(inputs)
-        recurrent = {tap for taps in inner.taps for tap in taps} | set(inner.carries)
+        outputs, scanned = op.elements_of(number, inputs)
         if len(terms) != 1 or scanned or not recurrent.isdisjoint(ancestors(outputs)):
             return None
         identity = CLASSES[family].formulas.identity(dtype)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import pytensor.scalar.math as psm
 from pytensor.graph.basic import Apply, Variable
 
-from scanlib.kernels.language import FLOATS, POINTER, Function, Type, Value, Writer
+from scanlib.kernels.language import FLOAT64, FLOATS, POINTER, Function, Type, Value, Writer
 from scanlib.kernels.printers.c import Source, item_text, print_functions
 from scanlib.kernels.scalars import NoKernelError, Number, Pair, Scalars, parts_of
 from scanlib.kernels.spans import parts
@@ -104,7 +104,8 @@ class Code:
             raise NoKernelError(f"{node.op} has no CUDA code")
         self.unit.support[node.op.c_support_code()] = None
         wide = [self.scalars.convert(value, "float64") for value in values]
-        return [self.writer.cast(self.writer.call_symbol(symbol, *wide), made)]
+        (found,) = self.writer.call(symbol, *wide, result=FLOAT64)
+        return [self.writer.cast(found, made)]
 
 
 class ScalarUnit:

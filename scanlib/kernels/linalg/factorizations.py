@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scanlib.kernels.elementary import vector_function
+from scanlib.kernels.elementary import compute
 from scanlib.kernels.language import BOOL, INT64, Type, Value, Writer
 from scanlib.kernels.linalg.matrices import Matrix, copy, packed, shared, sized
 from scanlib.kernels.processor import register_bytes
@@ -321,6 +321,5 @@ def determinant(w: Writer, a: Matrix, spare: Value) -> tuple[Value, ...]:
         w.assign(whole, w.copy(whole) * turned)
         own = w.select(turned < 0.0, -one, w.select(turned.equals(0.0), 0.0, one))
         w.assign(sign, w.copy(sign) * own)
-        (more,) = w.call(vector_function("log", a.dtype, 1), abs(pivot))
-        w.assign(size, w.copy(size) + more)
+        w.assign(size, w.copy(size) + compute(w, "log", abs(pivot)))
     return w.copy(whole), w.copy(sign), w.copy(size)

@@ -23,9 +23,8 @@ memory. The form is chosen by the strides that are known when a kernel is writte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -41,11 +40,11 @@ from scanlib.kernels.language import (
     Writer,
     write_function,
 )
-from scanlib.kernels.linalg.blas_calls import Library, call_library, layout, routine_of
 from scanlib.kernels.linalg.matrices import Matrix, all_known, known, shared, sized
 from scanlib.kernels.linalg.semiring_products import Combination, SmallVectors, less
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import NoKernelError, Number, Pair, added, parts_of, real
+from scanlib.kernels.scipy_routines import Routine
 from scanlib.kernels.spans import load_number, store_number, sum_of_lanes
 
 TINIEST = 4  # rows and columns of products that are unrolled
@@ -62,7 +61,13 @@ PIECE = 1 << SHIFT  # rows of `B` that are copied at once
 MATRIX = (POINTER, INT64, INT64)  # a pointer and both strides
 
 
-def multiply(w: Writer, a: Matrix, b: Matrix, out: Matrix, library: Library | None = None) -> None:
+def multiply(
+    w: Writer,
+    a: Matrix,
+    b: Matrix,
+    out: Matrix,
+    library: Callable[[Routine], Value] | None = None,
+) -> None:
     """Write ``out = a b``, by routines of BLAS where `library` gives their addresses; sizes must
     fit, and `out` shares no memory with the others. `NoKernelError` for truth values and complex
     numbers."""
@@ -86,7 +91,8 @@ def multiply(w: Writer, a: Matrix, b: Matrix, out: Matrix, library: Library | No
     if library is None or is_small or is_vector or out.dtype not in FLOATS:
         _product(w, a, b, out, form=form)
     else:
-        _library_product(w, a, b, out, library(routine_of("gemm", out.dtype)), form=form)
+        gemm = library(Routine("sgemm" if out.dtype == "float32" else "dgemm"))
+        _library_product(w, a, b, out, gemm, form=form)
 
 
 @shared
@@ -356,7 +362,7 @@ class _Product:
                 with w.when(~is_direct):
                     self.copy_rows(panel, source, terms, known, ends)
                 line = w.select(is_direct, self.b_row, width * item)
-                rows = _Rows(w.select(is_direct, source, panel), line, terms)
+                rows = self.rows(w.select(is_direct, source, panel), line, terms)
                 self.tiles_of_rows(rows, j, k, edge)
 
     def packed_tiles(self) -> None:
@@ -368,7 +374,7 @@ class _Product:
             k = q << SHIFT
             place = w.offset(self.b, (j * self.depth + k * width) * item)
             terms = less(w, self.depth - k, w.constant(PIECE, INT64))
-            rows = _Rows(place, w.constant(width * item, INT64), terms)
+            rows = self.rows(place, w.constant(width * item, INT64), terms)
             self.tiles_of_rows(rows, j, k, edge)
 
     def pack(self, panels: Value) -> None:
@@ -390,7 +396,11 @@ class _Product:
         last = w.select(is_narrow, 0, known - lanes) * self.item
         return known, is_narrow, [w.constant(0, INT64), last]
 
-    def tiles_of_rows(self, rows: _Rows, j: Value, k: Value, edge: Value) -> None:
+    def rows(self, pointer: Value, line: Value, count: Value) -> Matrix:
+        """Return rows of `B` of the width of a tile."""
+        return Matrix(pointer, self.dtype, count, self.width, line, self.item)
+
+    def tiles_of_rows(self, rows: Matrix, j: Value, k: Value, edge: Value) -> None:
         """Write the tiles of `C` from column `j` on; the terms are from `k` on."""
         w, item, width = self.w, self.item, self.width
         known, is_narrow, ends = self.columns_from(j)
@@ -449,7 +459,7 @@ class _Product:
 
     def tile(
         self,
-        rows: _Rows,
+        rows: Matrix,
         factors: Sequence[Value],
         lines: Sequence[Value],
         ends: Sequence[Value],
@@ -466,8 +476,8 @@ class _Product:
         if isinstance(more, Value):
             firsts = [w.select(more, w.load(kind, *place), 0) for place in places]
         totals = [w.local(first, kind) for first in firsts]
-        with w.loop(0, rows.count) as k:
-            start = k * rows.line
+        with w.loop(0, rows.rows) as k:
+            start = k * rows.row_stride
             items = [w.load(kind, rows.pointer, start + at) for at in ends]
             for r, pointer in enumerate(factors):
                 factor = w.splat(w.load(Type(self.dtype), pointer, k * self.a_column), kind.lanes)
@@ -475,15 +485,6 @@ class _Product:
                     w.assign(total, multiply_add(w, factor, item, w.copy(total)))
         for place, total in zip(places, totals, strict=True):
             w.store(*place, w.copy(total))
-
-
-@dataclass
-class _Rows:
-    """Rows of `B`: where they are, how far from one another, and how many."""
-
-    pointer: Value
-    line: Value
-    count: Value
 
 
 def multiply_add(w: Writer, x: Value, y: Value, z: Value) -> Value:
@@ -500,21 +501,40 @@ def _library_product(
 ) -> None:
     """Write a product that may be large, by BLAS's routine then.
 
-    BLAS stores matrices by columns: what it is asked for is ``Cᵀ = Bᵀ Aᵀ``.
+    It takes matrices by columns, letters and numbers by their addresses: what it is asked for is
+    ``Cᵀ = Bᵀ Aᵀ``.
     """
     m, depth, n = sized(w, out.rows, a.columns, out.columns)
-    (a_by_rows, a_line, a_fits), (b_by_rows, b_line, b_fits), (by_rows, line, _) = (
-        layout(w, matrix) for matrix in (a, b, out)
-    )
+    layouts = [_layout(w, matrix) for matrix in (a, b, out)]
+    (a_by_rows, a_line, a_fits), (b_by_rows, b_line, b_fits), (by_rows, line, _) = layouts
+
+    def address(value: Value) -> Value:
+        number = w.cast(value, "int32") if value.type == INT64 else value
+        memory = w.scratch(number.type.dtype, 1)
+        w.store(memory, 0, number)
+        return memory
+
     is_large = (m * depth * n > LARGEST) & (less(w, m, n) >= ROWS)
     with w.when(is_large & a_fits & b_fits & by_rows) as choice:
         letters = [
             w.select(flag, w.constant(ord("N"), Type("uint8")), ord("T"))
             for flag in (b_by_rows, a_by_rows)
         ]
-        one = w.constant(1, out.type)
-        factors = b.pointer, b_line, a.pointer, a_line
-        last = w.constant(0, out.type), out.pointer, line
-        call_library(w, routine, *letters, n, m, depth, one, *factors, *last)
+        one, zero = w.constant(1, out.type), w.constant(0, out.type)
+        sizes = [address(value) for value in (*letters, n, m, depth, one)]
+        factors = b.pointer, address(b_line), a.pointer, address(a_line)
+        w.call(routine, *sizes, *factors, address(zero), out.pointer, address(line))
     with w.otherwise(choice):
         _product(w, a, b, out, form=form)
+
+
+def _layout(w: Writer, matrix: Matrix) -> tuple[Value, Value, Value]:
+    """Return how a routine reads a matrix: whether its rows are contiguous, how many items a row,
+    or else a column, is from the next, and whether one of them is contiguous, so that it can be
+    read at all."""
+    row, column = sized(w, matrix.row_stride, matrix.column_stride)
+    (rows, columns), item = sized(w, matrix.rows, matrix.columns), matrix.itemsize
+    is_by_rows = column.equals(item) & (row >= columns * item)
+    is_by_columns = row.equals(item) & (column >= rows * item)
+    line = w.apply("quotient", w.select(is_by_rows, row, column), w.constant(item, INT64))
+    return is_by_rows, line, is_by_rows | is_by_columns

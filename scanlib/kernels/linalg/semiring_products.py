@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from scanlib.kernels.elementary import vector_function
+from scanlib.kernels.elementary import compute
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
-from scanlib.kernels.spans import any_lane, lane_pieces, over_lanes
+from scanlib.kernels.spans import any_lane, lane_counts, lane_pieces, over_lanes, walk
 
 VECTOR_BYTES = 64
 # How many vectors a tile has, and how many terms are summed apart so that additions need not wait
@@ -204,13 +204,11 @@ def extreme_of(
         return found
     is_finite = abs(found) < inf
     shift = w.select(is_finite, found, 0.0)
-    exp, log = (vector_function(name, kind.dtype, kind.lanes) for name in ("exp", "log"))
     total = w.local(w.constant(0.0, kind))
     with w.loop(0, terms) as j:
-        (value,) = w.call(exp, term(j) - shift)
+        value = compute(w, "exp", term(j) - shift)
         w.assign(total, w.copy(total) + value)
-    (rest,) = w.call(log, w.copy(total))
-    return w.select(is_finite, found + rest, found)
+    return w.select(is_finite, found + compute(w, "log", w.copy(total)), found)
 
 
 def _sums_of_lanes(w: Writer, values: list[Value]) -> Value:
@@ -230,15 +228,11 @@ def write_multiple(w: Writer, out: Value, factor: Value, row: Value, width: Valu
     """Write a row times a number; all of them are contiguous."""
     itemsize = factor.type.itemsize
 
-    def by(lanes: int) -> None:
-        kind = Type(factor.type.dtype, lanes)
-        with w.loop(0, width, lanes) as c:
-            at = (less(w, c, width - lanes) if lanes > 1 else c) * itemsize
-            several = w.splat(factor, lanes) if lanes > 1 else factor
-            w.store(out, at, several * w.load(kind, row, at))
+    def write(c: Value, lanes: int) -> None:
+        kind, at = Type(factor.type.dtype, lanes), c * itemsize
+        w.store(out, at, w.as_value(factor, kind) * w.load(kind, row, at))
 
-    full = VECTOR_BYTES // itemsize
-    choose(w, width, [(full, partial(by, full)), (1, partial(by, 1))])
+    walk(w, w.constant(0, INT64), width, lane_counts(VECTOR_BYTES // itemsize), write)
 
 
 class SmallVectors:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import singledispatchmethod
 from typing import Any
 
 import numpy as np
@@ -151,14 +150,53 @@ class _Body:
 
     # Statements
 
-    @singledispatchmethod
     def write(self, statement: ir.Statement) -> None:
-        raise NotImplementedError(statement)
-
-    @write.register
-    def _(self, statement: ir.Apply) -> None:
-        result, operation, operands = statement.result, statement.operation, statement.operands
-        self.number(result, operation, operands, [self.read(value) for value in operands])
+        match statement:
+            case ir.Apply(result, operation, operands):
+                self.number(result, operation, operands, [self.read(value) for value in operands])
+            case ir.Load(result, pointer, offset):
+                place, type = f"{self.read(pointer)} + {self.read(offset)}", result.type
+                if type == ir.POINTER:
+                    self.line(f"char *{result} = *(char **)({place});")
+                else:
+                    text = f"*(const {type_text(type)} *)({place})"
+                    self.define(result, f"{text} != 0" if type.dtype == "bool" else text)
+            case ir.Store(pointer, offset, value):
+                text, place = self.read(value), f"{self.read(pointer)} + {self.read(offset)}"
+                kind = type_text(value.type)
+                self.line(f"*({kind}{'' if kind[-1] == '*' else ' '}*)({place}) = {text};")
+            case ir.Scratch(result, dtype, count):
+                self.line(f"alignas(64) {item_text(dtype)} {result}_memory[{count}];")
+                self.line(f"char *{result} = (char *){result}_memory;")
+            case ir.Assign(local, value):
+                self.line(f"{local} = {self.read(value)};")
+            case ir.For(index, start, stop, step, body):
+                first, last = self.read(start), self.read(stop)
+                ends = f"int64_t {index} = {first}; {index} < {last}; {index} += {step}"
+                self.braced(f"for ({ends})", body)
+            case ir.While(before, condition, body):
+                with self.source.block("for (;;)"):
+                    self.block(before)
+                    self.line(f"if (!{self.read(condition)}) break;")
+                    self.block(body)
+            case ir.If(condition, body, otherwise):
+                self.braced(f"if ({self.read(condition)})", body)
+                if otherwise.statements:
+                    self.braced("else", otherwise)
+            case ir.Call(results, target, operands):
+                name = target.name if isinstance(target, ir.Function) else str(target)
+                text = f"{name}({', '.join(map(self.read, operands))})"
+                if len(results) == 1:
+                    self.define(results[0], text)
+                elif results:
+                    whole = f"{results[0]}_all"
+                    self.line(f"const {name}_results {whole} = {text};")
+                    for k, value in enumerate(results):
+                        self.define(value, f"{whole}.r{k}")
+                else:
+                    self.line(f"{text};")
+            case _:
+                raise NotImplementedError(statement)
 
     def number(
         self, result: ir.Value, operation: str, operands: tuple[ir.Value, ...], texts: list[str]
@@ -195,71 +233,3 @@ class _Body:
             self.line(f"memcpy(&{result}, &{source}, sizeof({result}));")
         else:
             raise NotImplementedError(operation)
-
-    @write.register
-    def _(self, statement: ir.Load) -> None:
-        result, type = statement.result, statement.result.type
-        place = f"{self.read(statement.pointer)} + {self.read(statement.offset)}"
-        if type == ir.POINTER:
-            self.line(f"char *{result} = *(char **)({place});")
-        else:
-            text = f"*(const {type_text(type)} *)({place})"
-            self.define(result, f"{text} != 0" if type.dtype == "bool" else text)
-
-    @write.register
-    def _(self, statement: ir.Store) -> None:
-        type, text = statement.value.type, self.read(statement.value)
-        place = f"{self.read(statement.pointer)} + {self.read(statement.offset)}"
-        if type == ir.POINTER:
-            self.line(f"*(char **)({place}) = {text};")
-        else:
-            self.line(f"*({type_text(type)} *)({place}) = {text};")
-
-    @write.register
-    def _(self, statement: ir.Scratch) -> None:
-        item, name = item_text(statement.dtype), statement.result.name
-        self.line(f"alignas(64) {item} {name}_memory[{statement.count}];")
-        self.line(f"char *{name} = (char *){name}_memory;")
-
-    @write.register
-    def _(self, statement: ir.Assign) -> None:
-        self.line(f"{statement.local} = {self.read(statement.value)};")
-
-    @write.register
-    def _(self, statement: ir.For) -> None:
-        index = statement.index
-        first, last = self.read(statement.start), self.read(statement.stop)
-        head = f"for (int64_t {index} = {first}; {index} < {last}; {index} += {statement.step})"
-        self.braced(head, statement.body)
-
-    @write.register
-    def _(self, statement: ir.While) -> None:
-        with self.source.block("for (;;)"):
-            self.block(statement.before)
-            self.line(f"if (!{self.read(statement.condition)}) break;")
-            self.block(statement.body)
-
-    @write.register
-    def _(self, statement: ir.If) -> None:
-        self.braced(f"if ({self.read(statement.condition)})", statement.body)
-        if statement.otherwise.statements:
-            self.braced("else", statement.otherwise)
-
-    @write.register
-    def _(self, statement: ir.Call) -> None:
-        given = ", ".join(self.read(value) for value in statement.operands)
-        text = f"{statement.function.name}({given})"
-        if len(statement.results) == 1:
-            self.define(statement.results[0], text)
-        elif statement.results:
-            whole = f"{statement.results[0]}_all"
-            self.line(f"const {statement.function.name}_results {whole} = {text};")
-            for place, value in enumerate(statement.results):
-                self.define(value, f"{whole}.r{place}")
-        else:
-            self.line(f"{text};")
-
-    @write.register
-    def _(self, statement: ir.CallSymbol) -> None:
-        given = ", ".join(self.read(value) for value in statement.operands)
-        self.define(statement.result, f"{statement.symbol}({given})")

@@ -17,7 +17,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import singledispatchmethod
 from hashlib import sha256
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -133,12 +132,7 @@ class _Module:
     def functions(self, *roots: ir.Function | ir.Kernel) -> _Module:
         """Write what others call but shared functions, inlined unless it is called many times."""
         functions = ir.functions_of(*roots, shared=False)
-        calls = Counter(
-            statement.function
-            for root in (*functions, *roots)
-            for statement in ir.walk(root.body)
-            if isinstance(statement, ir.Call)
-        )
+        calls = Counter(function for root in (*functions, *roots) for function in ir.calls_in(root))
         for function in functions:
             self.function(function, "internal", calls[function] <= MOST_COPIES)
         return self
@@ -343,14 +337,65 @@ class _Body:
         yield
         self.before.pop()
 
-    @singledispatchmethod
     def write(self, statement: ir.Statement) -> None:
-        raise NotImplementedError(statement)
-
-    @write.register
-    def _(self, statement: ir.Apply) -> None:
-        texts = [self.read(value) for value in statement.operands]
-        self.operation(statement.operation, statement.result, statement.operands, texts)
+        match statement:
+            case ir.Apply(result, operation, operands):
+                self.operation(operation, result, operands, [self.read(v) for v in operands])
+            case ir.Load(result, pointer, offset):
+                self.load(result, self.address(pointer, offset))
+            case ir.Store(pointer, offset, value):
+                type, text, place = value.type, self.read(value), self.address(pointer, offset)
+                memory = type_text(type, in_memory=True)
+                if type.dtype == "bool":
+                    wide = self.new()
+                    self.line(f"{wide} = zext {type_text(type)} {text} to {memory}")
+                    text = wide
+                self.line(f"store {memory} {text}, ptr {place}, align {type.itemsize}")
+            case ir.Prefetch(pointer, offset):
+                place = self.address(pointer, offset)
+                self.module.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+                self.line(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 3, i32 1)")
+            case ir.Move(pointer, source, count):
+                self.module.declare("void @llvm.memmove.p0.p0.i64(ptr, ptr, i64, i1)")
+                given = f"ptr {self.read(pointer)}, ptr {self.read(source)}, i64 {self.read(count)}"
+                self.line(f"call void @llvm.memmove.p0.p0.i64({given}, i1 false)")
+            case ir.Scratch(result, dtype, count):
+                items = f"[{count} x {type_text(ir.Type(dtype), in_memory=True)}]"
+                self.slots.append(f"%{result.name} = alloca {items}, align 64")
+            case ir.Assign(local, value):
+                text = f"{type_text(local.type)} {self.read(value)}"
+                self.line(f"store {text}, ptr %{local.name}.slot")
+            case ir.For(index, start, stop, step, body):
+                self.loop(index.name, (self.read(start), self.read(stop)), step, body)
+            case ir.While(before, condition, body):
+                head, inside, end = self.names("while", "body", "end")
+                with self.inside_loop():
+                    self.line(f"br label %{head}")
+                    self.label(head)
+                    self.block(before)
+                    self.line(f"br i1 {self.read(condition)}, label %{inside}, label %{end}")
+                    self.label(inside)
+                    self.block(body)
+                    self.line(f"br label %{head}")
+                self.label(end)
+            case ir.If(condition, body, otherwise):
+                then, other, end = self.names("then", "else", "end")
+                self.line(f"br i1 {self.read(condition)}, label %{then}, label %{other}")
+                for label, block in ((then, body), (other, otherwise)):
+                    self.label(label)
+                    self.block(block)
+                    self.line(f"br label %{end}")
+                self.label(end)
+            case ir.Call(results, target, operands):
+                self.call(results, target, operands)
+            case ir.Poll(steps):
+                self.poll(steps)
+            case ir.Fail(code, values):
+                self.frame_words(ir.NUMBERS, values)
+                self.line(f"ret i64 {code}")
+                self.label(self.names("unreachable")[0])
+            case _:
+                raise NotImplementedError(statement)
 
     def operation(
         self, operation: str, result: ir.Value, operands: tuple[ir.Value, ...], texts: list[str]
@@ -397,10 +442,9 @@ class _Body:
         mask = f"<{type.lanes} x i32> zeroinitializer"
         self.make(result, f"shufflevector {kind} {first}, {kind} undef, {mask}")
 
-    @write.register
-    def _(self, statement: ir.Load) -> None:
-        type, place = statement.result.type, self.address(statement.pointer, statement.offset)
-        memory, name = type_text(type, in_memory=True), f"%{statement.result.name}"
+    def load(self, result: ir.Value, place: str) -> None:
+        type, name = result.type, f"%{result.name}"
+        memory = type_text(type, in_memory=True)
         if type.dtype != "bool":
             self.line(f"{name} = load {memory}, ptr {place}, align {type.itemsize}")
             return
@@ -409,55 +453,9 @@ class _Body:
         zero = "0" if type.lanes == 1 else "zeroinitializer"
         self.line(f"{name} = icmp ne {memory} {read}, {zero}")
 
-    @write.register
-    def _(self, statement: ir.Store) -> None:
-        type, text = statement.value.type, self.read(statement.value)
-        place = self.address(statement.pointer, statement.offset)
-        memory = type_text(type, in_memory=True)
-        if type.dtype == "bool":
-            wide = self.new()
-            self.line(f"{wide} = zext {type_text(type)} {text} to {memory}")
-            text = wide
-        self.line(f"store {memory} {text}, ptr {place}, align {type.itemsize}")
-
-    @write.register
-    def _(self, statement: ir.Prefetch) -> None:
-        place = self.address(statement.pointer, statement.offset)
-        self.module.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-        self.line(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 3, i32 1)")
-
-    @write.register
-    def _(self, statement: ir.Move) -> None:
-        pair = f"ptr {self.read(statement.pointer)}, ptr {self.read(statement.source)}"
-        self.module.declare("void @llvm.memmove.p0.p0.i64(ptr, ptr, i64, i1)")
-        count = self.read(statement.count)
-        self.line(f"call void @llvm.memmove.p0.p0.i64({pair}, i64 {count}, i1 false)")
-
-    @write.register
-    def _(self, statement: ir.Shuffle) -> None:
-        kind = type_text(statement.first.type)
-        texts = [f"{kind} {self.read(value)}" for value in (statement.first, statement.second)]
-        places = ", ".join(f"i32 {place}" for place in statement.places)
-        mask = f"<{len(statement.places)} x i32> <{places}>"
-        self.make(statement.result, f"shufflevector {', '.join(texts)}, {mask}")
-
-    @write.register
-    def _(self, statement: ir.Scratch) -> None:
-        kind = type_text(ir.Type(statement.dtype), in_memory=True)
-        self.slots.append(
-            f"%{statement.result.name} = alloca [{statement.count} x {kind}], align 64"
-        )
-
-    @write.register
-    def _(self, statement: ir.Assign) -> None:
-        kind, text = type_text(statement.local.type), self.read(statement.value)
-        self.line(f"store {kind} {text}, ptr %{statement.local.name}.slot")
-
-    @write.register
-    def _(self, statement: ir.For) -> None:
+    def loop(self, index: str, ends: tuple[str, str], step: int, block: ir.Block) -> None:
         head, body, end = self.names("for", "body", "end")
-        index, before = statement.index.name, f"before_{head}"
-        first, last = self.read(statement.start), self.read(statement.stop)
+        (first, last), before = ends, f"before_{head}"
         with self.inside_loop():
             self.line(f"br label %{before}")
             self.label(before)
@@ -469,94 +467,53 @@ class _Body:
             self.line(f"{inside} = icmp slt i64 %{index}, {last}")
             self.line(f"br i1 {inside}, label %{body}, label %{end}")
             self.label(body)
-            self.block(statement.body)
+            self.block(block)
             self.line(f"br label %{LATCH}{head}")
             self.label(f"{LATCH}{head}")
-            self.line(f"%{index}.next = add nsw i64 %{index}, {statement.step}")
+            self.line(f"%{index}.next = add nsw i64 %{index}, {step}")
             self.line(f"br label %{head}")
         self.label(end)
 
-    @write.register
-    def _(self, statement: ir.While) -> None:
-        head, body, end = self.names("while", "body", "end")
-        with self.inside_loop():
-            self.line(f"br label %{head}")
-            self.label(head)
-            self.block(statement.before)
-            self.line(f"br i1 {self.read(statement.condition)}, label %{body}, label %{end}")
-            self.label(body)
-            self.block(statement.body)
-            self.line(f"br label %{head}")
-        self.label(end)
-
-    @write.register
-    def _(self, statement: ir.If) -> None:
-        then, other, end = self.names("then", "else", "end")
-        self.line(f"br i1 {self.read(statement.condition)}, label %{then}, label %{other}")
-        for label, block in ((then, statement.body), (other, statement.otherwise)):
-            self.label(label)
-            self.block(block)
-            self.line(f"br label %{end}")
-        self.label(end)
-
-    @write.register
-    def _(self, statement: ir.Call) -> None:
-        given = ", ".join(f"{type_text(v.type)} {self.read(v)}" for v in statement.operands)
-        kinds = [type_text(value.type) for value in statement.results]
+    def call(
+        self,
+        results: tuple[ir.Value, ...],
+        target: ir.Function | str | ir.Value,
+        operands: tuple[ir.Value, ...],
+    ) -> None:
+        given = ", ".join(f"{type_text(v.type)} {self.read(v)}" for v in operands)
+        kinds = [type_text(value.type) for value in results]
         whole = f"{{ {', '.join(kinds)} }}" if kinds else "void"
         whole = kinds[0] if len(kinds) == 1 else whole
-        symbol = symbol_of(statement.function)
-        if statement.function.is_shared:
-            types = ", ".join(type_text(value.type) for value in statement.operands)
-            self.module.declare(f"{whole} @{symbol}({types})")
-        called = f"call {whole} @{symbol}({given})"
+        if isinstance(target, ir.Value):
+            name = self.read(target)
+        else:
+            name = f"@{symbol_of(target) if isinstance(target, ir.Function) else target}"
+            if isinstance(target, str) or target.is_shared:
+                types = ", ".join(type_text(value.type) for value in operands)
+                self.module.declare(f"{whole} {name}({types})")
+        called = f"call {whole} {name}({given})"
         if len(kinds) == 1:
-            self.line(f"%{statement.results[0].name} = {called}")
+            self.line(f"%{results[0].name} = {called}")
             return
         name = self.new()
         self.line(f"{name} = {called}" if kinds else called)
-        for place, value in enumerate(statement.results):
+        for place, value in enumerate(results):
             self.line(f"%{value.name} = extractvalue {whole} {name}, {place}")
 
-    @write.register
-    def _(self, statement: ir.CallSymbol) -> None:
-        kind = type_text(statement.result.type)
-        self.module.declare(
-            f"{kind} @{statement.symbol}({', '.join([kind] * len(statement.operands))})"
-        )
-        given = ", ".join(f"{kind} {self.read(value)}" for value in statement.operands)
-        self.line(f"%{statement.result.name} = call {kind} @{statement.symbol}({given})")
-
-    @write.register
-    def _(self, statement: ir.CallPointer) -> None:
-        given = ", ".join(f"{type_text(v.type)} {self.read(v)}" for v in statement.operands)
-        called, result = f"{self.read(statement.pointer)}({given})", statement.result
-        if result is None:
-            self.line(f"call void {called}")
-        else:
-            self.line(f"%{result.name} = call {type_text(result.type)} {called}")
-
-    @write.register
-    def _(self, statement: ir.Poll) -> None:
+    def poll(self, steps: tuple[ir.Value, ...]) -> None:
         (ask, leave, go) = self.names("ask", "leave", "go")
         function, known, answer, wanted = (self.new() for _ in range(4))
         self.line(f"{function} = load ptr, ptr %frame")
         self.line(f"{known} = icmp ne ptr {function}, null")
         self.line(f"br i1 {known}, label %{ask}, label %{go}")
         self.label(ask)
-        self.frame_words(ir.PROGRESS, statement.steps)
+        self.frame_words(ir.PROGRESS, steps)
         self.line(f"{answer} = call i32 {function}(ptr %frame)")
         self.line(f"{wanted} = icmp ne i32 {answer}, 0")
         self.line(f"br i1 {wanted}, label %{leave}, label %{go}")
         self.label(leave)
         self.line(f"ret i64 {ir.INTERRUPTED}")
         self.label(go)
-
-    @write.register
-    def _(self, statement: ir.Fail) -> None:
-        self.frame_words(ir.NUMBERS, statement.values)
-        self.line(f"ret i64 {statement.code}")
-        self.label(self.names("unreachable")[0])
 
     def frame_words(self, first: int, values: Sequence[ir.Value]) -> None:
         """Write values into words of the frame."""

@@ -18,6 +18,7 @@ closed under composition; a kernel may then work on several steps at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +26,10 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.graph.traversal import ancestors
 
-from scanlib._compat import freeze_graph, thaw_graph
 from scanlib.ops.c_linker import PrintedOp
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.frozen_body import FlatGraph, HasFrozenBody
+from scanlib.ops.graph import substitute
 from scanlib.ops.lowered.channel_plan import ChannelPlan
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs, Signature
@@ -135,15 +136,14 @@ class ElemwiseScan(HasFrozenBody, LoopOp, PrintedOp):
         return f"ElemwiseScan{{{inside}{': ' + families if families else ''}}}"
 
     def elements_of(
-        self, number: int
-    ) -> tuple[list[Variable], list[Variable], dict[Variable, int]]:
-        """Return a graph of the elements of recurrence `number`, for a kernel: inputs, outputs,
-        `scanned`.
+        self, number: int, inputs: Sequence[Variable]
+    ) -> tuple[list[Variable], dict[Variable, int]]:
+        """Return the elements of recurrence `number`, for a kernel, and what of them is `scanned`;
+        they are computed from `inputs` in the place of the body's.
 
-        The inputs are the body's, the outputs the elements. `scanned` are values in the graph that
-        are next values of parts of earlier recurrences. A kernel has to read them where it stored
-        them: computed anew they would differ by rounding, and a running maximum of a state would
-        not be equal to any of its values.
+        Next values of parts of earlier recurrences are scanned. A kernel has to read them where it
+        stored them: computed anew they would differ by rounding, and a running maximum of a state
+        would not be equal to any of its values.
         """
         elements = self.recurrences[number].elements
         results = self.signature.split_body_outputs(self.body.outputs)
@@ -156,10 +156,9 @@ class ElemwiseScan(HasFrozenBody, LoopOp, PrintedOp):
             if nexts[part] in above and nexts[part].owner is not None
         ]
         values = [*elements.outputs, *(nexts[part] for part in known)]
-        graph = thaw_graph(freeze_graph(elements.inputs, values))
+        found = substitute(values, dict(zip(elements.inputs, inputs, strict=True)))
         count = len(elements.outputs)
-        scanned = dict(zip(graph.outputs[count:], known, strict=True))
-        return list(graph.inputs), list(graph.outputs[:count]), scanned
+        return found[:count], dict(zip(found[count:], known, strict=True))
 
     def plan(self) -> ChannelPlan:
         """Return which results of the body share which loops over channels."""

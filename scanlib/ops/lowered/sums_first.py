@@ -17,10 +17,8 @@ from dataclasses import dataclass
 import pytensor.scalar.basic as ps
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 
-from scanlib._compat import thaw_graph
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
 
 
@@ -57,24 +55,6 @@ def sums_first(op: ElemwiseScan, body: FunctionGraph) -> dict[int, SumFirst]:
     """Return what `sum_first` finds for all recurrences, by their part."""
     found = {r.parts[0]: sum_first(op, k, body) for k, r in enumerate(op.recurrences)}
     return {part: first for part, first in found.items() if first is not None}
-
-
-def elements_with_addend(
-    op: ElemwiseScan, number: int
-) -> tuple[list[Variable], list[Variable], dict[Variable, int]]:
-    """Return the elements of such a recurrence, the addend in the place of the constant.
-
-    See `ElemwiseScan.elements_of`.
-    """
-    inputs, outputs, scanned = op.elements_of(number)
-    body = thaw_graph(op.body)
-    found = sum_first(op, number, body)
-    assert found is not None
-    (constant,) = op.recurrences[number].constants
-    assert constant is not None
-    mine = dict(zip(body.inputs, inputs, strict=True))
-    outputs[constant] = clone_replace([found.addend], mine)[0]
-    return inputs, outputs, scanned
 
 
 def _tap(op: ElemwiseScan, recurrence: Recurrence, body: FunctionGraph) -> Variable | None:

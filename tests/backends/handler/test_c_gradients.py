@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import scanlib
 from scanlib._compat import thaw_graph
 from scanlib.ops.lowered.sums_first import sums_first
-from scanlib.recurrences import block_scans, trust
+from scanlib.recurrences import block_scans, logaffine, trust
 from scanlib.schedules import blocks
 from scanlib.schedules.selection import BLOCK
 from tests.c_loops import compiled, trace, uniform
@@ -30,7 +30,7 @@ LENGTHS = (0, 1, 2, 7, 8, 9, 17, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1)
 def registers(width):
     """Compile for registers of so many bytes."""
     with ExitStack() as stack:
-        for module in (blocks, block_scans, trust):
+        for module in (blocks, block_scans, logaffine, trust):
             stack.enter_context(mock.patch.object(module, "register_bytes", return_value=width))
         yield
 
