@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph import features as features_module
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Constant, NominalVariable, Variable
 from pytensor.graph.features import Feature
 from pytensor.graph.fg import FrozenFunctionGraph, FunctionGraph
 from pytensor.graph.replace import _vectorize_node
@@ -216,12 +216,14 @@ def thaw_graph(frozen: FrozenFunctionGraph) -> FunctionGraph:
 def cloneable(
     inputs: Sequence[Variable], outputs: Sequence[Variable]
 ) -> tuple[list[Variable], list[Variable]]:
-    """Return a graph that PyTensor can infer shapes of: a copy where its nodes are frozen.
+    """Return a graph that PyTensor can infer shapes of: a copy where it is frozen.
 
-    In later releases a frozen node cannot be cloned, and inferring shapes may clone it.
+    Frozen graphs share inputs: what sizes are made of may be those of another. In later releases
+    a frozen node cannot be cloned, and inferring shapes may clone it.
     """
     nodes = [out.owner for out in outputs if out.owner is not None]
-    if all(hasattr(node, "clone_with_new_inputs") for node in nodes):
+    shared = any(isinstance(inp, NominalVariable) for inp in inputs)
+    if not shared and all(hasattr(node, "clone_with_new_inputs") for node in nodes):
         return list(inputs), list(outputs)
     return copy_graph(inputs, outputs)
 

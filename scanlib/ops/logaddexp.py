@@ -12,16 +12,18 @@ infinities have no difference; there, both derivatives are one half and the seco
 this operation:
 
     log(exp x + exp y + …)                    logaddexp(x, logaddexp(y, …))
+    log(c sum(exp z) / n)                     log c + log(sum(exp z)) - log n
     g exp x / (exp x + exp y + …)             g sigmoid(x - logaddexp(y, …))
     g / sum(exp z) exp z                      g softmax(z)
 
-The last two are derivatives of logarithms of sums, and 0/0 where all exponentials are too small.
+There, `c` and `n` are positive constants and sizes: a mean is divided by one. The last two are
+derivatives of logarithms of sums, and 0/0 where all exponentials are too small.
 Releases of PyTensor that have Ops for these logarithms have others for the derivatives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,8 +34,11 @@ from pytensor.graph.traversal import toposort
 from pytensor.scalar import basic as ps
 from pytensor.scalar.math import sigmoid
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.math import Sum
+from pytensor.tensor.math import Prod, Sum
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.special import softmax
+from pytensor.tensor.subtensor import Subtensor
+from pytensor.tensor.variable import TensorConstant
 
 from scanlib._compat import DERIVATIVE_GRAPHS, LOG_ADD_EXP, LOG_SUM_EXP
 from scanlib.ops.graph import applies, substitute, taken_apart
@@ -108,6 +113,8 @@ def _stable(node: Apply, has_sums: bool) -> list[Variable]:
     terms = None
     if has_sums and applies(node, ps.Log):
         terms = _exponents(node.inputs[0])
+        if terms is None:
+            return _log_of_scaled_sum(node.inputs[0])
     elif LOG_ADD_EXP is not None and isinstance(node.op, LOG_ADD_EXP):
         terms = _alike(node.inputs)
     if terms is not None:
@@ -141,6 +148,36 @@ def _log_of_sum(terms: Sequence[Variable]) -> Variable:
     for term in reversed(rest):
         result = logaddexp(term, result)
     return result
+
+
+def _log_of_scaled_sum(argument: Variable) -> list[Variable]:
+    """Return the logarithm of a sum of exponentials times and by positive numbers, if it is one."""
+    factors, divisors = _factors(argument)
+    sums = [factor for factor in factors if not _is_positive(factor)]
+    if len(sums) != 1 or len(factors) + len(divisors) == 1 or not all(map(_is_positive, divisors)):
+        return []
+    dtype, (total,) = argument.type.dtype, sums
+    terms, node = _exponents(total), total.owner
+    if node is not None and isinstance(node.op, DimShuffle):
+        node = node.inputs[0].owner
+    if terms is None and (node is None or not _sums_exponentials(node)):
+        return []
+    result = pt.log(total) if terms is None else _log_of_sum(terms)
+    for factor in factors:
+        result = result if factor is total else result + pt.log(pt.cast(factor, dtype))
+    for divisor in divisors:
+        result = result - pt.log(pt.cast(divisor, dtype))
+    return [result]
+
+
+def _is_positive(variable: Variable) -> bool:
+    """Whether a variable is a positive constant or a size of an array."""
+    node = variable.owner
+    if node is None:
+        return isinstance(variable, TensorConstant) and bool(np.all(variable.data > 0))
+    if isinstance(node.op, DimShuffle | Prod | Subtensor) or applies(node, ps.Cast):
+        return _is_positive(node.inputs[0])
+    return isinstance(node.op, Shape | Shape_i)
 
 
 def _share(terms: list[Variable], k: int) -> Variable:
@@ -190,26 +227,35 @@ def _with_shares(node: Apply) -> list[Variable]:
 
 def _share_of(factor: Variable, divisor: Variable, terms: list[Variable] | None) -> Variable | None:
     """Return an exponential divided by a sum of exponentials that it is one of, else None."""
-    if not applies(factor.owner, ps.Exp):
+    spread = factor.owner if isinstance(factor.owner and factor.owner.op, DimShuffle) else None
+    exponential = factor if spread is None else spread.inputs[0]
+    if not applies(exponential.owner, ps.Exp):
         return None
-    (term,) = factor.owner.inputs
+    (term,) = exponential.owner.inputs
     if terms is not None:
-        return _share(terms, terms.index(term)) if term in terms else None
-    axis = _summed_axis(divisor, factor)
-    return None if axis is None else softmax(term, axis=axis)
+        return _share(terms, terms.index(term)) if spread is None and term in terms else None
+    order = range(factor.type.ndim) if spread is None else spread.op.new_order
+    axes = _summed_axes(divisor, exponential, order)
+    if axes is None:
+        return None
+    share = softmax(term, axis=axes[0] if len(axes) == 1 else None)
+    return share if spread is None else spread.op(share)
 
 
-def _summed_axis(total: Variable, exponential: Variable) -> int | None:
-    """Return the axis along which a variable is the kept sum of an exponential, if it is one."""
+def _summed_axes(
+    total: Variable, exponential: Variable, order: Iterable[int | str]
+) -> tuple[int, ...] | None:
+    """Return along which axes a variable is the kept sum of an exponential whose axes are in an
+    order, if it is one: along one axis, or along all."""
     node = total.owner
     above = node.inputs[0].owner if node is not None and isinstance(node.op, DimShuffle) else None
     if above is None or not isinstance(above.op, Sum) or above.inputs[0] is not exponential:
         return None
-    ndim = exponential.type.ndim
-    axes = tuple(range(ndim)) if above.op.axis is None else tuple(above.op.axis)
-    kept = iter(range(ndim))
-    order = tuple("x" if k in axes else next(kept) for k in range(ndim))
-    return axes[0] if len(axes) == 1 and tuple(node.op.new_order) == order else None
+    whole = tuple(range(exponential.type.ndim))
+    axes = whole if above.op.axis is None else tuple(above.op.axis)
+    rest = [k for k in whole if k not in axes]
+    kept = tuple(rest.index(k) if k in rest else "x" for k in order)
+    return axes if len(axes) in (1, len(whole)) and tuple(node.op.new_order) == kept else None
 
 
 def _factors(variable: Variable) -> tuple[list[Variable], list[Variable]]:

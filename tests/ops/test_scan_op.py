@@ -10,10 +10,13 @@ from pytensor.compile.debug.debugmode import DebugMode
 from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
+from pytensor.graph.traversal import ancestors
 
 import scanlib
+from scanlib._compat import freeze_graph
 from scanlib.ops import Loop, NonSequence, Output, Scan, Sequence, Signature, State
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.shapes import output_row_shapes
 
 rng = np.random.default_rng(3)
 
@@ -195,6 +198,15 @@ class TestShapes:
                             return_updates=False)  # fmt: skip
         assert h.type.shape == (6, 3)
         assert z.type.shape == (6,)
+
+    def test_sizes_are_those_of_another_frozen_graph(self):
+        """All frozen graphs have the same inputs, as steps of PyTensor's loops around ours have."""
+        x, y = pt.vectors("x", "y")
+        body = freeze_graph([x, y], [pt.exp(x)])
+        size = body.inputs[1].shape[0]
+        ((found,),) = output_row_shapes(body.inputs, body.outputs, [[size]] * 2, [None] * 2)
+        assert found is not None
+        assert body.inputs[1] in ancestors([found])
 
     def test_wrong_types_are_refused_by_name(self):
         op = affine_loop()[0].apply().node.op

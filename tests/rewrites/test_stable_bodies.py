@@ -92,6 +92,18 @@ STEPS = {
         lambda z, h: -np.logaddexp(0, 1000 * z) / 1000,
     ),
     "the other side": (lambda z, h: 1 - pt.sigmoid(40 * z), lambda z, h: expit(-40 * z)),
+    "log of a sum": (
+        lambda z, h: h + pt.logsumexp(1000 * z) / 1000,
+        lambda z, h: h + logsumexp(1000 * z) / 1000,
+    ),
+    "log of a mean": (
+        lambda z, h: h + pt.log(pt.mean(pt.exp(1000 * z))) / 1000,
+        lambda z, h: h + (logsumexp(1000 * z) - np.log(4)) / 1000,
+    ),
+    "log of means of rows": (
+        lambda z, h: pt.log(2 * pt.exp(900 * pt.outer(h, z)).mean(1, keepdims=True))[:, 0] / 900,
+        lambda z, h: (logsumexp(900 * np.outer(h, z), axis=1) - np.log(2)) / 900,
+    ),
     "a far tail": (lambda z, h: 1 - pt.erf(5 * z), lambda z, h: erfc(5 * z)),
 }
 

@@ -12,6 +12,7 @@ from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib.ops.graph import CHEAP, applies, depends_on, read_from_outside, substitute
+from scanlib.ops.logaddexp import write_stable_logs
 from scanlib.ops.loop import NonSequence
 from scanlib.ops.row_ops.triangular import true_shapes
 from scanlib.rewrites.edit import LoopEdit
@@ -26,11 +27,13 @@ def _canonicalize(body: FunctionGraph) -> None:
     """Run PyTensor's canonicalization on a body.
 
     Gradients leave terms behind that read a value for its shape alone, or multiply by zero;
-    as long as they stand, the loop seems to need what it does not.
+    as long as they stand, the loop seems to need what it does not. Shares of sums of exponentials
+    are written before parts of them are stored, or leave the loop.
     """
     write_out_graphs.rewrite(body)
     true_shapes.rewrite(body)
     run_query(CANONICAL, body)
+    write_stable_logs(body)
 
 
 canonicalize_body = BodyRewrite(_canonicalize, settles=True)
