@@ -88,7 +88,7 @@ class OverTime:
         self.fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
         self.varying = dict(varying)
         self.given = {*self.fixed, *varying}
-        self._stable_forms: dict[Variable, Variable] = {}
+        self._stable_forms: set[Variable] = set()
 
     def add(self, variable: Variable, values: Variable) -> None:
         """Give the values of one more body variable."""
@@ -107,34 +107,33 @@ class OverTime:
 
     def value(self, variable: Variable) -> tuple[Variable, bool]:
         """Return a body variable's value, and whether it has a time axis."""
-        variable = self._stable(variable)
-        known = [*self.fixed, *self.varying]
-        for node in toposort([variable], blockers=known):
-            if node.outputs[0] not in self.varying and node.outputs[0] not in self.fixed:
-                self._evaluate(node)
-        if variable in self.varying:
-            return self.varying[variable], True
         if isinstance(variable, Constant):
             return variable, False
-        return self.fixed[variable], False
+        if variable not in self.varying and variable not in self.fixed:
+            nodes = list(toposort([variable], blockers=[*self.fixed, *self.varying]))
+            stable = self._stable(variable) if any(map(may_overflow, nodes)) else variable
+            if stable is variable:
+                for node in nodes:
+                    self._evaluate(node)
+            else:
+                value, has_time = self.value(stable)
+                (self.varying if has_time else self.fixed)[variable] = value
+        has_time = variable in self.varying
+        return (self.varying if has_time else self.fixed)[variable], has_time
 
     def _stable(self, variable: Variable) -> Variable:
         """Return a variable in a form that does not overflow; in batches, kernels would hide parts
         of what PyTensor has such forms for."""
-        forms = self._stable_forms
-        if variable in forms:
-            return forms[variable]
-        nodes, stable = list(toposort([variable], blockers=self.given)), variable
-        if any(map(may_overflow, nodes)) and not all(isinstance(n.op, Elemwise) for n in nodes):
-            read = dict.fromkeys(inp for node in nodes for inp in node.inputs)
-            inputs = [v for v in read if v in self.given or v.owner is None]
-            inputs = [v for v in inputs if not isinstance(v, Constant)]
-            graph = FunctionGraph(inputs, [variable], clone=True)
-            stabilize(graph)
-            (stable,) = substitute(graph.outputs, dict(zip(graph.inputs, inputs, strict=True)))
-            nodes = list(toposort([stable], blockers=self.given))
-        forms.update((out, out) for node in nodes for out in node.outputs)
-        forms[variable] = stable
+        nodes = list(toposort([variable], blockers=self.given))
+        if variable in self._stable_forms or all(isinstance(n.op, Elemwise) for n in nodes):
+            return variable
+        read = dict.fromkeys(inp for node in nodes for inp in node.inputs)
+        inputs = [v for v in read if v in self.given or v.owner is None]
+        inputs = [v for v in inputs if not isinstance(v, Constant)]
+        graph = FunctionGraph(inputs, [variable], clone=True)
+        stabilize(graph)
+        (stable,) = substitute(graph.outputs, dict(zip(graph.inputs, inputs, strict=True)))
+        self._stable_forms.add(stable)
         return stable
 
     def rows(self, variable: Variable) -> Variable:
