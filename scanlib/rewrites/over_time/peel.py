@@ -293,10 +293,14 @@ class OverTime:
 
     def _total_of(self, node: Apply) -> Variable | None:
         op, out = node.op, node.outputs[0]
-        if any(inp.type.dtype != out.type.dtype for inp in _summed(node)):
+        # Of these the other inputs are sizes or places, whose values do not make the result.
+        summed = node.inputs[: 1 if isinstance(op, SpecifyShape | IncSubtensor) else None]
+        if any(inp.type.dtype != out.type.dtype for inp in summed):
             return None  # small integers would wrap around
-        if isinstance(op, IncSubtensor) and self._is_scattered(node):
-            return self._scattered(node)
+        if isinstance(op, IncSubtensor):
+            zeros = node.inputs[0]
+            adds = not op.set_instead_of_inc and not self.varies(zeros) and is_zeros(zeros)
+            return self._scattered(node) if adds and varying_index(node, self.varies) else None
         if isinstance(op, DimShuffle | SpecifyShape):
             return op(self.total(node.inputs[0]), *node.inputs[1:])
         if isinstance(op, TensorSum):
@@ -313,14 +317,9 @@ class OverTime:
             return self._total_scaled(node)
         return None
 
-    def _is_scattered(self, node: Apply) -> bool:
-        """Whether a step adds to zeros at a place that differs from step to step."""
-        if node.op.set_instead_of_inc or self.varies(node.inputs[0]):
-            return False
-        return is_zeros(node.inputs[0]) and varying_index(node, self.varies)
-
     def _scattered(self, node: Apply) -> Variable:
-        """Return an array to which a node adds at every step, with the addends of all steps."""
+        """Return zeros to which a node adds at a place that differs, with the addends of all
+        steps."""
         array = self.value(node.inputs[0])[0]
         places = checked_places(self.value(node.inputs[2])[0], array)
         values = self.rows(node.inputs[1])
@@ -370,11 +369,6 @@ def _is_step_product(left: Variable, right: Variable) -> bool:
     """Whether a product of all steps is one `StepProducts`."""
     dtypes = {left.type.dtype, right.type.dtype}
     return len(dtypes) == 1 and dtypes <= {"float32", "float64"}
-
-
-def _summed(node: Apply) -> list[Variable]:
-    """Return the inputs of a node of which values, not sizes or places, make its result."""
-    return node.inputs[:1] if isinstance(node.op, SpecifyShape | IncSubtensor) else node.inputs
 
 
 def _product(one: Value, two: Value) -> Variable:
