@@ -100,7 +100,12 @@ class Adoption:
     ) -> None:
         self.fgraph, self.node, self.op = fgraph, node, node.op
         self.info = node.op.info
-        self.check_op()
+        if self.op.destroy_map:
+            raise NotAdoptableError("it overwrites its inputs: its function is compiled already")
+        if self.op.profile:
+            raise NotAdoptableError("it was built with profile=True")
+        if self.info.as_while and self.info.n_mit_mot:
+            raise NotAdoptableError("it is a gradient (with mit-mot) that ends early")
         body = thaw_graph(self.op.fgraph)
         undo_in_place(body)
         rewrite_as_asked(body, self.op.mode)
@@ -123,14 +128,6 @@ class Adoption:
         # Reads of last rows that are no rows of the results, and what makes them.
         self.last_rows: dict[Variable, Maker] = {}
         self.replaced: dict[Variable, Variable] = {}
-
-    def check_op(self) -> None:
-        if self.op.destroy_map:
-            raise NotAdoptableError("it overwrites its inputs: its function is compiled already")
-        if self.op.profile:
-            raise NotAdoptableError("it was built with profile=True")
-        if self.info.as_while and self.info.n_mit_mot:
-            raise NotAdoptableError("it is a gradient (with mit-mot) that ends early")
 
     # Direction
 

@@ -127,12 +127,6 @@ def check_joined_cost(
         raise NotLinearError(FEW_BLOCKS)
 
 
-def _reads_items(loop: Loop) -> bool:
-    """Whether steps are elementwise but for items of arrays, which are best read where they are."""
-    others = [n for n in toposort(loop.body_outputs()) if not isinstance(n.op, ELEMENTWISE)]
-    return bool(others) and all(isinstance(n.op, Subtensor | IncSubtensor) for n in others)
-
-
 def _factors(node: Apply) -> list[Variable]:
     """Return what a node multiplies, a product, a solve, or a reduction of elementwise work.
 
@@ -407,9 +401,17 @@ class _Search:
         may_be = numbers or not self.forms.multiplies
         if may_be and is_elementwise(Loop.from_node(self.node)):
             raise NotLinearError("the loop is elementwise")
-        if not numbers and all(self.keeps_places(slot.next) for slot in self.slots):
+        blocks_of = ((self.forms.form(slot.next), slot.next.type.ndim) for slot in self.slots)
+        if not numbers and all(  # each item reads one item of each state, at its own place
+            block.ties == tuple(range(ndim))
+            for form, ndim in blocks_of
+            for k, block in form.items()
+            if k != OFFSET
+        ):
             raise NotLinearError("its states are multiplied number by number")
-        if numbers and _reads_items(loop):
+        others = [n for n in toposort(loop.body_outputs()) if not isinstance(n.op, ELEMENTWISE)]
+        read_items = all(isinstance(n.op, Subtensor | IncSubtensor) for n in others)
+        if numbers and others and read_items:  # which are best read where they are
             raise NotLinearError("its numbers read single items, at places that the steps compute")
         if not split_sums(loop, [slot.part for slot in self.slots])[1]:
             raise NotLinearError("its states only add up what the steps compute")
@@ -489,12 +491,6 @@ class _Search:
             return
         if batch or works_on_numbers(self.node.op):
             raise NotLinearError("its states are few numbers, which steps put together")
-
-    def keeps_places(self, following: Variable) -> bool:
-        """Whether each item of a next value reads one item of each state, at its own place."""
-        own = tuple(range(following.type.ndim))
-        form = self.forms.form(following)
-        return all(block.ties == own for k, block in form.items() if k != OFFSET)
 
     # The joined matrix
 

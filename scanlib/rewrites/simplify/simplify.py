@@ -15,15 +15,16 @@ from pytensor.graph.traversal import ancestors
 from scanlib.ops.loop import Loop
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.edit import LoopEdit
-from scanlib.rewrites.simplify.canonical_body import canonicalize_body, hoist_invariants
 from scanlib.rewrites.simplify.checkpointed_loops import settle_checkpoints
 from scanlib.rewrites.simplify.last_rows import check_last_rows, is_loop, untrace
 from scanlib.rewrites.simplify.redundant import (
+    canonicalize_body,
     drop_unread_inputs,
     drop_unread_results,
     forward_constants,
     forward_inputs,
     forward_outputs,
+    hoist_invariants,
     merge_equal_states,
 )
 from scanlib.rewrites.simplify.unroll import unroll_inner_loops
