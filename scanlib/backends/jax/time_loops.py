@@ -41,9 +41,9 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.type import TensorType
 
-from scanlib.backends.jax.body import function_of
 from scanlib.backends.jax.bounded import static_int
 from scanlib.backends.jax.kernels import once
+from scanlib.backends.jax.loops import function_of
 from scanlib.backends.jax.time_pieces import Cut, Pieces, Timed, TimeShardingError, plain
 from scanlib.ops.logaddexp import log_add_exp
 from scanlib.ops.loop import Carry, Loop

@@ -255,17 +255,6 @@ class Slid:
     behind: list[Variable]
 
 
-def entering_tap(window: BufferWindow, results: list[Variable]) -> int:
-    """Return the smallest tap where rows may enter; `results` is all that a step computes.
-
-    Up to it, what a step does to the row is to add.
-    """
-    tap = window.depth
-    while tap > 0 and _rest(window, tap, results) is not None:
-        tap -= 1
-    return tap
-
-
 def _rest(window: BufferWindow, tap: int, results: list[Variable]) -> list[Variable] | None:
     """Return what a step adds to a row, as a list of terms; None if it does anything else."""
     variable, value = window.read.get(tap), window.written.get(tap)
@@ -299,7 +288,10 @@ def slide(
     Returns them, and what replaces the variables that a step read. `orient` puts rows in the
     order of the steps into the order in which the loop reads them.
     """
-    depth, tap = window.depth, entering_tap(window, results)
+    # The smallest tap where rows may enter: up to it, what a step does to the row is to add.
+    tap = depth = window.depth
+    while tap > 0 and _rest(window, tap, results) is not None:
+        tap -= 1
     type = window.row_type
     dtype = window.buffer.type.dtype
     zero = pt.zeros_like(window.buffer[0]) if type.ndim else pt.zeros((), dtype=dtype)

@@ -308,25 +308,21 @@ class SumsIntoLoops(LoopRewrite):
         if not (config.scanlib__lower and config.scanlib__simplify):
             return
         loops = [node for node in fgraph.toposort() if is_loop(node)]
-        sums = [(total, _loops_below(total)) for total in _total_sums(fgraph)] if loops else []
+        totals = [
+            node
+            for node in fgraph.toposort()
+            if isinstance(node.op, CAReduce)
+            and isinstance(node.op.scalar_op, Add)
+            and node.inputs[0].type.ndim
+            and (node.op.axis is None or len(node.op.axis) == node.inputs[0].type.ndim)
+        ]
+        sums = [(total, _loops_below(total)) for total in totals] if loops else []
         for node in loops:
             found = [total for total, below in sums if node in below]
             if not found or node.op.signature.has_stop or not is_elementwise(Loop.from_node(node)):
                 continue
             with self.attempt(fgraph, node):
                 replace(fgraph, _fuse(fgraph, node, found), "scanlib_sums")
-
-
-def _total_sums(fgraph: FunctionGraph) -> list[Apply]:
-    """Return the sums over all axes of elementwise expressions."""
-    found = []
-    for node in fgraph.toposort():
-        if isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, Add):
-            source = node.inputs[0]
-            whole = node.op.axis is None or len(node.op.axis) == source.type.ndim
-            if whole and source.type.ndim:
-                found.append(node)
-    return found
 
 
 def _loops_below(total: Apply) -> set[Apply]:
