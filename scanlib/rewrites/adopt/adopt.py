@@ -516,9 +516,7 @@ def _one_slice(node: Apply, rows: Lengths) -> Variable | None:
     if view.base is out or not rows.is_simple(view):
         return None
     source = node.inputs[0]
-    if view.base is source and not view.is_whole and not view.flipped:
-        return None
-    if view.base is source and view.is_whole and view.flipped:
+    if view.base is source and view.is_whole == view.flipped:
         return None
     return rows.read(view)
 

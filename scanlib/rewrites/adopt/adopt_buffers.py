@@ -23,7 +23,7 @@ what is carried starts as zeros.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any
@@ -172,37 +172,30 @@ def _added(variable: Variable, length: LengthForm, rows: Lengths) -> list[Placed
     return [*before, *(Placed(p.value, front + p.start, p.rows) for p in inner)]
 
 
-@dataclass
-class Entering:
-    """What of a buffer a window meets: sums of the rows that enter at each step, what the
-    window holds before the first step, and the rows behind the last one that enters."""
-
-    sequences: list[Variable] = field(default_factory=list)
-    first: list[Variable] = field(default_factory=list)
-    tail: list[Variable] = field(default_factory=list)
-
-
-def entering_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths) -> Entering:
-    """Sort the rows of a buffer: one of them enters per step, `depth` more stay behind.
+def entering_rows(
+    buffer: Variable, depth: int, steps: LengthForm, rows: Lengths
+) -> tuple[list[Variable], list[Variable], list[Variable]]:
+    """Sort the rows of a buffer, each time as terms of a sum: those of which one enters per step,
+    those that the window holds before the first step, and `depth` more that stay behind.
 
     A single row at the beginning need not enter: it can be in the window from the start. If
     there are no steps it is the first of those that stay, where the window leaves it as well.
     """
-    result = Entering()
+    sequences, first, tail = list[Variable](), list[Variable](), list[Variable]()
     end = steps + depth
     longer = not rows.agrees(buffer, end)
     others: list[Placed] = []
     for placed in placements(buffer, rows.of(buffer) if longer else end, rows):
         at_start = placed.start.is_zero
         if at_start and placed.rows == steps:
-            result.sequences.append(placed.value)
+            sequences.append(placed.value)
         elif at_start and placed.rows == end:
-            result.sequences.append(_cut(placed.value, number(0), steps))
-            result.tail.append(_cut(placed.value, steps, end))
+            sequences.append(_cut(placed.value, number(0), steps))
+            tail.append(_cut(placed.value, steps, end))
         elif at_start and placed.rows == number(1):
-            result.first.append(only_row(placed.value, placed.value))
+            first.append(only_row(placed.value, placed.value))
         elif placed.start == steps and placed.rows == number(depth):
-            result.tail.append(placed.value)
+            tail.append(placed.value)
         elif not end.at_most(placed.start):
             others.append(placed)
     if others:
@@ -211,9 +204,9 @@ def entering_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths
             rest = pt.inc_subtensor(
                 _cut(rest, placed.start, placed.start + placed.rows), placed.value
             )
-        result.sequences.append(_cut(rest, number(0), steps))
-        result.tail.append(_cut(rest, steps, end))
-    return result
+        sequences.append(_cut(rest, number(0), steps))
+        tail.append(_cut(rest, steps, end))
+    return sequences, first, tail
 
 
 def _cut(variable: Variable, start: LengthForm, stop: LengthForm) -> Variable:
@@ -298,10 +291,9 @@ def slide(
     starts = [zero] * depth
     behind: list[Variable] = []
     if tap == 0 and depth:
-        found = entering_rows(window.buffer, depth, steps, rows)
-        if found.first:
-            starts[0] = reduce(add, found.first)
-        sequences, behind = found.sequences, found.tail
+        sequences, first, behind = entering_rows(window.buffer, depth, steps, rows)
+        if first:
+            starts[0] = reduce(add, first)
     else:
         for j in range(tap):
             starts[j] = window.buffer[j]

@@ -74,7 +74,8 @@ from scanlib.rewrites.lower.canonical_loop import (
     split_sums,
 )
 from scanlib.rewrites.lower.lower_elementwise import is_elementwise
-from scanlib.rewrites.over_time.peel import NotPeelableError, OverTime, elementwise_region
+from scanlib.rewrites.over_time.peel import elementwise_region
+from scanlib.rewrites.over_time.split_cost import BOUND, HEAVY, kind
 from scanlib.rewrites.pytensor_rewrites import CANONICAL, run_query
 
 # Matrices up to this size are made for every step at no cost to speak of. (A filter of two states
@@ -575,18 +576,19 @@ class _Search:
 
 def check_maps(loop: Loop, parts: Roles) -> None:
     """Refuse loops that compute something beside the recurrence that is not for a batch."""
-    recurrence = parts.recurrence
-    states = {v: v for slot in parts.slots for v in (slot.value, slot.next)}
-    varying = {sequence.row: sequence.outer for sequence in loop.sequences}
-    known = OverTime(loop, varying | states)
+    recurrence, whole = parts.recurrence, [part.inner for part in loop.non_sequences]
+    differ = {v for slot in parts.slots for v in (slot.value, slot.next)}
+    differ.update(sequence.row for sequence in loop.sequences)
     needed = [recurrence.matrix, *(added for _, added in parts.sums)]
     needed += [output.value for output in loop.outputs]
     optional = (recurrence.offset, parts.shift, parts.mask)
     needed += [v for v in optional if v is not None]
-    try:
-        known.check(needed)
-    except NotPeelableError as error:
-        raise NotLinearError(str(error)) from error
+    for node in toposort(needed, blockers=[*whole, *differ]):
+        if differ.isdisjoint(node.inputs):
+            continue  # computed once
+        differ.update(node.outputs)
+        if kind(node, differ.__contains__) in (HEAVY, BOUND):
+            raise NotLinearError(f"a step computes {node.op}, which stays in the loop")
 
 
 def _all_true(mask: Variable) -> bool:

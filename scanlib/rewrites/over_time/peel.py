@@ -55,19 +55,12 @@ from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.row_ops.checked_rows import checked_places
 from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.rewrites.over_time.split_cost import (
-    BOUND,
-    HEAVY,
     is_function,
-    kind,
     multiplies_in_batches,
     outer_factors,
     varying_index,
 )
 from scanlib.rewrites.pytensor_rewrites import may_overflow, stabilize
-
-
-class NotPeelableError(Exception):
-    """A step computes something that is not evaluated as a batch; the text says what."""
 
 
 class OverTime:
@@ -94,16 +87,6 @@ class OverTime:
         """Give the values of one more body variable."""
         self.varying[variable] = values
         self.given.add(variable)
-
-    def check(self, variables: Iterable[Variable]) -> None:
-        """Raise `NotPeelableError` if something above the variables is not for a batch."""
-        differ = set(self.varying)
-        for node in toposort(list(variables), blockers=[*self.fixed, *self.varying]):
-            if differ.isdisjoint(node.inputs):
-                continue  # computed once
-            differ.update(node.outputs)
-            if kind(node, differ.__contains__) in (HEAVY, BOUND):
-                raise NotPeelableError(f"a step computes {node.op}, which stays in the loop")
 
     def value(self, variable: Variable) -> tuple[Variable, bool]:
         """Return a body variable's value, and whether it has a time axis."""
