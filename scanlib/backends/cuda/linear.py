@@ -103,7 +103,8 @@ class LinearKernels(Kernels):
         self.steps = op.coefficient == "steps"
         self.batch = op.batch_rank
         self.batched = bool(op.matrix_batch_rank)
-        self.group = self._group()
+        is_small = size <= REGISTERS and size**2 * item_bytes(self.dtype) <= REGISTER_BYTES
+        self.group = 1 if is_small else 1 << (size - 1).bit_length()
         self.columns = size + (op.semiring == "real" and op.has_offset)
         self.threads = max(32, self.group)
         sizes = self.batch + 1
@@ -111,12 +112,6 @@ class LinearKernels(Kernels):
         self.parameters = Parameters(sizes, *self._arrays(), reverse=op.reverse)
         names = ["walk", "probe", "carry", "mend"]
         super().__init__(self._source(), names, self.parameters)
-
-    def _group(self) -> int:
-        held = self.size**2 * item_bytes(self.dtype)
-        if self.size <= REGISTERS and held <= REGISTER_BYTES:
-            return 1
-        return 1 << (self.size - 1).bit_length()
 
     def ahead(self, steps: bool, offset: bool) -> int:
         """Return how many steps, with a matrix or an offset, are read before they are needed."""

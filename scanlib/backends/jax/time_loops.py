@@ -48,7 +48,7 @@ from scanlib.backends.jax.time_pieces import Cut, Pieces, Timed, TimeShardingErr
 from scanlib.ops.logaddexp import log_add_exp
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.loop import Sequence as Rows
-from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan, Recurrence
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
 from scanlib.ops.lowered.linear_scan import LinearOptions, LinearScan, Parts, history_of, next_state
 from scanlib.ops.messages import loop_title
 from scanlib.ops.scan import Scan
@@ -183,10 +183,6 @@ class _Walk:
 
     def depth(self, part: int) -> int:
         return self.scan.signature.depths[part] if part < self.n_states else 1
-
-    def axes(self, part: int) -> Axes:
-        layout = self.op.layout
-        return layout.states[part] if part < self.n_states else layout.carries[part - self.n_states]
 
     def results(self, in_turn: bool) -> list[Any]:
         """Return the results of the whole loop."""
@@ -372,7 +368,8 @@ class _Walk:
             value = known[scalar]
             if value.type.ndim == 0:
                 return value
-            own = self.axes(part)
+            states = layout.states
+            own = states[part] if part < len(states) else layout.carries[part - len(states)]
             return value.dimshuffle(*("x" if axis is None else axis for axis in own))
 
         return element

@@ -63,7 +63,11 @@ def initial_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths)
                 more = rows.of(buffer) - steps
                 if fits or more == stop or (_is_opaque(more) and _is_opaque(stop)):
                     return value
-    return _head(buffer, depth) if fits else None
+    if fits and node is not None and isinstance(node.op, Alloc):  # whose length may be unknown
+        value, _, *sizes = node.inputs
+        if value.type.ndim < buffer.type.ndim or value.type.shape[0] == 1:
+            return pt.alloc(value, depth, *sizes)
+    return buffer[:depth] if fits else None
 
 
 def _is_opaque(form: LengthForm) -> bool:
@@ -76,15 +80,6 @@ def _is_opaque(form: LengthForm) -> bool:
         and symbols[0][0] == "integer"
         and symbols[0][1].owner is None
     )
-
-
-def _head(buffer: Variable, depth: int) -> Variable:
-    node = buffer.owner
-    if node is not None and isinstance(node.op, Alloc):  # whose length may be unknown
-        value, _, *sizes = node.inputs
-        if value.type.ndim < buffer.type.ndim or value.type.shape[0] == 1:
-            return pt.alloc(value, depth, *sizes)
-    return buffer[:depth]
 
 
 def only_row(rows: Variable, buffer: Variable) -> Variable:
