@@ -173,7 +173,7 @@ def _inner_loops(node: Apply, setting: Setting) -> list[LoopExplanation]:
     op: Scan = node.op
     found = explain_nodes(op.body.toposort(), setting)
     if found and setting.linker == "JAX":
-        from scanlib.backends.jax.body import prepared_body
+        from scanlib.backends.jax.loops import prepared_body
 
         body = prepared_body(op, node)
         found = explain_nodes(body.toposort(), setting.of(body, data_in(body)))

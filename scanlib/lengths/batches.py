@@ -143,18 +143,12 @@ def whole_batch(variable: Variable) -> Variable | None:
         inputs.append(value)
     if not found:
         return None
-    (new,) = _outputs(vectorize_rule(op.core_op, op._create_dummy_core_node(node.inputs), *inputs))
+    made = vectorize_rule(op.core_op, op._create_dummy_core_node(node.inputs), *inputs)
+    (new,) = made.outputs if isinstance(made, Apply) else made
     if new.type.ndim < variable.type.ndim:
-        sizes = [_size(node, axis, rank) for axis in range(rank)]
+        sizes = []
+        for axis in range(rank):
+            wide = (inp.shape[axis] for inp in node.inputs if not inp.type.broadcastable[axis])
+            sizes.append(next(wide, pt.constant(1, dtype="int64")))
         new = pt.broadcast_to(new, [*sizes, *new.shape])
     return variable.type.filter_variable(new)
-
-
-def _outputs(made: Apply | list[Variable]) -> list[Variable]:
-    return made.outputs if isinstance(made, Apply) else made
-
-
-def _size(node: Apply, axis: int, rank: int) -> Variable:
-    """Return the size of a batch along one of its axes."""
-    wide = (inp for inp in node.inputs if not inp.type.broadcastable[axis])
-    return next((inp.shape[axis] for inp in wide), pt.constant(1, dtype="int64"))

@@ -9,12 +9,15 @@ from scanlib.ops.loop_rewrite import WhereLoopsAre
 from scanlib.ops.lowered.found_results import take_found
 from scanlib.rewrites.adopt.adopt import AdoptLoops
 from scanlib.rewrites.inline import slice_whole_batch, write_out
-from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, SumsIntoLoops
+from scanlib.rewrites.lower.lower_elementwise import (
+    LowerElementwiseLoops,
+    StackTraces,
+    SumsIntoLoops,
+)
 from scanlib.rewrites.lower.lower_inner import POSITION, LowerInnerLoops
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.lower.single_items import SplitItems
 from scanlib.rewrites.lower.stable_bodies import StabilizeBodies
-from scanlib.rewrites.lower.stacked_traces import StackTraces
 from scanlib.rewrites.newton.iterate import SolveByNewton
 from scanlib.rewrites.over_time.written_rows import join_written_rows, pad_rows_of_loops
 from scanlib.rewrites.pytensor_rewrites import FlattenLongSums

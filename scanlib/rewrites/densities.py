@@ -156,7 +156,10 @@ def log_densities(
     loop.states = [part for part in loop.states if part in live]
     loop.carries = [part for part in loop.carries if part in live]
     loop.drop_unread_inputs()
-    unknown = _first_draw(loop.body_outputs())
+    made = (v for v in ancestors(loop.body_outputs()) if not isinstance(v.type, RandomType))
+    read = ((v, v.owner.inputs) for v in made if v.owner)
+    draw = (v for v, given in read if any(isinstance(x.type, RandomType) for x in given))
+    unknown = next(draw, None)
     if unknown is not None:
         raise NotImplementedError(
             f"{title}: PyMC cannot derive the density of {names}: it depends on another draw of a "
@@ -181,13 +184,6 @@ def _read_values(loop: Loop, part: State | Output, draw: Variable, value: Variab
             rows = past_rows(history, part.depth, -tap, loop.reverse)
             loop.sequences.append(SequencePart(rows, before, part.name))
     return row
-
-
-def _first_draw(outputs: Sequence[Variable]) -> Variable | None:
-    """Return something that is drawn in a graph."""
-    values = (v for v in ancestors(outputs) if not isinstance(v.type, RandomType) and v.owner)
-    drawn = (v for v in values if any(isinstance(x.type, RandomType) for x in v.owner.inputs))
-    return next(drawn, None)
 
 
 def support_points(fgraph: FunctionGraph, rewrite: Callable[[FunctionGraph], Any]) -> None:

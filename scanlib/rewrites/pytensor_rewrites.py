@@ -153,21 +153,13 @@ class BodyRewrite:
             graph = thaw_graph(body)
             self.rewrite(graph)
             made = freeze_graph(graph.inputs, graph.outputs)
-            self._keep(body, made)
+            read = (inp for node in body.apply_nodes for inp in node.inputs)
+            constants = (inp.data for inp in read if isinstance(inp, Constant))
+            if all(getattr(data, "size", 0) <= LARGE for data in constants):
+                self._made |= {body: made, made: made} if self.settles else {body: made}
+            while len(self._made) > KEPT:
+                self._made.popitem(last=False)
         if made == body:
             return False
         loop.set_body_outputs(copy_graph(made.inputs, made.outputs, onto=inputs)[1])
         return True
-
-    def _keep(self, body: FrozenFunctionGraph, made: FrozenFunctionGraph) -> None:
-        if any(_is_large(inp) for node in body.apply_nodes for inp in node.inputs):
-            return
-        self._made[body] = made
-        if self.settles:
-            self._made[made] = made
-        while len(self._made) > KEPT:
-            self._made.popitem(last=False)
-
-
-def _is_large(variable: object) -> bool:
-    return isinstance(variable, Constant) and getattr(variable.data, "size", 0) > LARGE

@@ -185,10 +185,6 @@ class LoopWriter:
         sizes = _struct_bytes(self.inner.rows), _struct_bytes(stored)
         return sum(sizes) if together else max(sizes)
 
-    def resident(self) -> int:
-        """Return how many threads a multiprocessor shall hold: they share its registers."""
-        return 768 if self.items * self._row_bytes(together=True) <= LIGHT else 512
-
     def _timed(self) -> Iterator[str]:
         """Yield the arrays of which every step has a row."""
         yield from self.plan.outer.sequences
@@ -203,17 +199,21 @@ class LoopWriter:
 
     def write(self, unit: str) -> str:
         """Return the translation unit of some schedules."""
+        # So many threads a multiprocessor shall hold: they share its registers.
+        is_light = self.items * self._row_bytes(together=True) <= LIGHT
+        variables = [*self.graph.inputs, *self.graph.variables, *self.graph.outputs]
+        has_complex = any(v.type.dtype.startswith("complex") for v in variables)
         numbers = {
             "THREADS": self.threads,
             "ITEMS": self.items,
             "ITEM_BITS": self.items.bit_length() - 1,
             "LANES": LANES,
-            "RESIDENT": self.resident(),
+            "RESIDENT": 768 if is_light else 512,
         }
         parts = [
             *(f"#define SCANLIB_{name} {number}" for name, number in numbers.items()),
             template("device"),
-            *([template("complex")] if self.has_complex() else []),
+            *([template("complex")] if has_complex else []),
             self.unit.text(),
             self.parameters.struct(),
             *(template(name) for name in ("channel", "serial", *TEMPLATES[unit])),
@@ -235,10 +235,6 @@ class LoopWriter:
                 self.write_dense()
                 SummaryWriter(self, self.composed).write()
         return self.source.text()
-
-    def has_complex(self) -> bool:
-        variables = [*self.graph.inputs, *self.graph.variables, *self.graph.outputs]
-        return any(variable.type.dtype.startswith("complex") for variable in variables)
 
     def method(self, head: str) -> AbstractContextManager[None]:
         return self.source.block(f"SCANLIB_METHOD static {head}")

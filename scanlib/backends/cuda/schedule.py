@@ -68,7 +68,8 @@ def choose(
     """
     few = channels < CHANNELS * processors
     if not composes or not few or not channels or steps < 4 * items:
-        return _serial(steps, channels, processors)
+        threads, ahead = (128, 4) if channels >= BUSY * processors else (32, 16)
+        return Schedule("serial", 1, max(steps, 1), 1, threads, ahead)
     lanes = _lanes(channels, 2 * processors)
     stretch = threads // lanes * items
     tiles = -(-channels // lanes)
@@ -77,12 +78,6 @@ def choose(
     lanes = min(lanes, threads // SLOTS)
     stretch = threads // lanes * items
     return Schedule("look-back", lanes, stretch, -(-steps // stretch), threads, 0)
-
-
-def _serial(steps: int, channels: int, processors: int) -> Schedule:
-    busy = channels >= BUSY * processors
-    threads = 128 if busy else 32
-    return Schedule("serial", 1, max(steps, 1), 1, threads, 4 if busy else 16)
 
 
 def _lanes(channels: int, tiles: int) -> int:

@@ -6,12 +6,7 @@ registers a rule for every Op with `pytensor.link.jax.dispatch.jax_funcify`.
 
 import jax
 
-from scanlib.backends.jax import (
-    associative,
-    compiled_loops,
-    graph_functions,
-    row_ops,
-)
+from scanlib.backends.jax import compiled_loops, rows
 
 
 def combines_in_trees() -> bool:
@@ -19,10 +14,4 @@ def combines_in_trees() -> bool:
     return jax.default_backend() != "cpu"
 
 
-__all__ = [
-    "associative",
-    "combines_in_trees",
-    "compiled_loops",
-    "graph_functions",
-    "row_ops",
-]
+__all__ = ["combines_in_trees", "compiled_loops", "rows"]

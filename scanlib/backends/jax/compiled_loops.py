@@ -21,9 +21,9 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from scanlib.backends.cuda.launch import KernelLoop
 from scanlib.backends.cuda.linear import LinearLoop
-from scanlib.backends.jax.body import array_of
 from scanlib.backends.jax.bounded import Bounded, rows_of, static_int
 from scanlib.backends.jax.cuda import call_kernels, kernels_for, sizes_of
+from scanlib.backends.jax.graph_functions import sliced, windows
 from scanlib.backends.jax.kernels import (
     call_target,
     in_own_dtypes,
@@ -32,10 +32,9 @@ from scanlib.backends.jax.kernels import (
     shapes_of_results,
     target_for,
 )
-from scanlib.backends.jax.loops import JAXLoop, count_steps, single
+from scanlib.backends.jax.loops import JAXLoop, array_of, count_steps, single
 from scanlib.backends.jax.partitioned import check_whole, loop_factors, part_of, varying
 from scanlib.backends.jax.platforms import on_platforms
-from scanlib.backends.jax.windows import sliced, windows
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.linear_scan import LinearScan
 

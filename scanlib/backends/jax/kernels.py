@@ -56,8 +56,12 @@ def _program(op: LoopOp, node: Apply) -> LoopProgram | None:
 
 
 def _new_program(op: LoopOp, node: Apply) -> LoopProgram | None:
-    if config.scanlib__perform != "auto" or not config.cxx or not _has_plain_types(node):
+    if config.scanlib__perform != "auto" or not config.cxx:
         return None
+    for variable in arrays_of(node):  # all must have dtypes that handlers know
+        dtype = np.dtype(variable.type.dtype if isinstance(variable.type, TensorType) else object)
+        if dtype.kind not in KINDS or dtype == np.float16:
+            return None
     if op.signature.has_stop and op.signature.required_steps > 1:
         return None  # JAX raises no errors where there are fewer: it marks what is missing
     return program_of(op, node)
@@ -119,17 +123,6 @@ def in_own_dtypes(
 def arrays_of(node: Apply) -> list[Variable]:
     """Return the inputs of a loop without its number of steps, and its results."""
     return [*node.inputs[int(node.op.has_n_steps) :], *node.outputs]
-
-
-def _has_plain_types(node: Apply) -> bool:
-    """Whether all arrays have dtypes that handlers know."""
-    for variable in arrays_of(node):
-        if not isinstance(variable.type, TensorType):
-            return False
-        dtype = np.dtype(variable.type.dtype)
-        if dtype.kind not in KINDS or dtype == np.float16:
-            return False
-    return True
 
 
 def shapes_of_results(

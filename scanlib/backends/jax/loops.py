@@ -1,4 +1,5 @@
-"""`Scan` under JAX: `lax.scan` where the number of steps is known, `lax.while_loop` elsewhere.
+"""`Scan` under JAX: `lax.scan` where the number of steps is known, `lax.while_loop` elsewhere; and
+`AssociativeScan`, whose rows are combined in a tree.
 
 Inside compiled code the length of an array is known, so loops over sequences, and loops of a
 constant number of steps, are `lax.scan`::
@@ -9,6 +10,9 @@ A state of depth `K` is carried as its last `K` rows, the latest one first; a hi
 rows and the stacked new ones. A loop that ends by a condition, or whose number of steps depends on
 the steps of one that does, is a `lax.while_loop` that takes the same step and writes its rows into
 buffers as long as the loop can get, in the order of the steps. Its histories are `Bounded`.
+
+On a CPU, associative loops are walked as well (`ops.lowered.associative_scan`). Elsewhere they are
+`lax.associative_scan` of the body, vectorized over time: a tree of logarithmic depth.
 """
 
 from __future__ import annotations
@@ -21,10 +25,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from pytensor.graph.basic import Apply
+from pytensor.compile.aliasing import add_supervisor_to_fgraph
+from pytensor.compile.io import In
+from pytensor.compile.mode import get_mode
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
 from pytensor.link.jax.dispatch.basic import jax_funcify
+from pytensor.tensor.shape import Shape_i
 
-from scanlib.backends.jax.body import array_of, prepared_body
+from scanlib._compat import thaw_graph
+from scanlib._compat.jax import JAXShapeTuple
 from scanlib.backends.jax.bounded import (
     Bounded,
     Length,
@@ -35,6 +45,9 @@ from scanlib.backends.jax.bounded import (
 )
 from scanlib.backends.jax.partitioned import varying
 from scanlib.ops.errors import StepShapeError
+from scanlib.ops.graph import is_numeric
+from scanlib.ops.linker_features import NeedsKnownLengths
+from scanlib.ops.lowered.associative_scan import AssociativeScan
 from scanlib.ops.messages import Messages, loop_title
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import OuterInputs
@@ -43,6 +56,51 @@ from scanlib.ops.signature import OuterInputs
 def single(results: list[Any]) -> Any:
     """Return results as PyTensor's linker takes them: one alone, several as a list."""
     return results[0] if len(results) == 1 else results
+
+
+# Bodies
+
+
+def function_of(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable[..., tuple]:
+    """Return the JAX function of a graph, after PyTensor's JAX rewrites; the graph is copied."""
+    with jax.ensure_compile_time_eval():  # its constants are for every program that calls it
+        return jax_funcify(_rewritten(FunctionGraph(list(inputs), list(outputs), clone=True)))
+
+
+def prepared_body(op: Scan, node: Apply) -> FunctionGraph:
+    """Return the body of a loop after PyTensor's JAX rewrites; integers that are the same at all
+    steps may be known: constants, and those that `scanlib.backends.jax.prepare` has made so."""
+    fgraph = thaw_graph(op.body)
+    inner = op.signature.split_body_inputs(fgraph.inputs).non_sequences
+    outer = op.signature.split_inputs(node.inputs).non_sequences
+    known = {v for v, given in zip(inner, outer, strict=True) if _is_known(given)}
+    return _rewritten(fgraph, [v for v in fgraph.inputs if v not in known])
+
+
+def _is_known(variable: Variable) -> bool:
+    if variable.owner is None:
+        return isinstance(variable, Constant)
+    return isinstance(variable.owner.op, JAXShapeTuple | Shape_i)
+
+
+def _rewritten(fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> FunctionGraph:
+    specs = [In(variable, borrow=True, mutable=False) for variable in fgraph.inputs]
+    add_supervisor_to_fgraph(fgraph=fgraph, input_specs=specs, accept_inplace=True)
+    # Sizes that a step computes are known as well.
+    fgraph.attach_feature(NeedsKnownLengths(data))
+    get_mode("JAX").optimizer.rewrite(fgraph)
+    return fgraph
+
+
+def array_of(value: Any, variable: Variable) -> Any:
+    """Return numbers, also Python's, as an array of a variable's dtype, others as they are."""
+    if not is_numeric(variable):
+        return value
+    dtype = jax.dtypes.canonicalize_dtype(variable.type.dtype)
+    return jnp.asarray(number_of(value), dtype=dtype)
+
+
+# Loops
 
 
 class StepCount(NamedTuple):
@@ -110,8 +168,14 @@ class JAXLoop:
             kept = [jnp.zeros((0, *row.shape), row.dtype) for row in self.kept_rows(outer, start)]
             (windows, carries), rows, taken = start, kept, 0
         elif is_known:
-            (windows, carries), rows = self.run_known(outer, steps.bound, start)
             taken = steps.bound
+            (windows, carries), rows = lax.scan(
+                lambda state, rows: self.advance(outer, state, rows)[:2],
+                start,
+                [rows_of(sequence)[:taken] for sequence in outer.sequences],
+                length=taken,
+                reverse=signature.reverse,
+            )
         else:
             (windows, carries), rows, taken = self.run_unknown(outer, steps, start)
         results = self.results(initials, windows, carries, rows)
@@ -173,16 +237,6 @@ class JAXLoop:
         return (moved, list(map(array_of, found.carries, self.inner.carries))), kept, stop
 
     # All steps
-
-    def run_known(self, outer: OuterInputs, steps: int, start: Any) -> Any:
-        """Run a known number of steps by `lax.scan`."""
-        return lax.scan(
-            lambda state, rows: self.advance(outer, state, rows)[:2],
-            start,
-            [rows_of(sequence)[:steps] for sequence in outer.sequences],
-            length=steps,
-            reverse=self.signature.reverse,
-        )
 
     def run_unknown(self, outer: OuterInputs, steps: StepCount, start: Any) -> Any:
         """Run steps until one ends the loop, or all are taken, by `lax.while_loop`."""
@@ -261,3 +315,33 @@ def marked(rows: Any, exist: Any) -> Any:
     if not jnp.issubdtype(rows.dtype, jnp.inexact):
         return rows
     return jnp.where(exist, rows, jnp.asarray(jnp.nan, rows.dtype))
+
+
+@jax_funcify.register(AssociativeScan)
+def funcify_associative_scan(op: AssociativeScan, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Return the JAX function of an associative scan."""
+    scan, signature = op.scan, op.scan.signature
+    graph = thaw_graph(scan.body)
+    body = function_of(graph.inputs, graph.outputs)
+    rows = signature.split_body_inputs(scan.body.inputs).rows
+    messages = Messages(signature, scan.labels, scan.name)
+
+    def associative_scan(*inputs: Any) -> Any:
+        outer = signature.split_inputs(inputs)
+        messages.count_steps(None, map(len, outer.sequences))
+        pairs = zip(outer.initials, outer.sequences, rows, strict=True)
+        elems = []
+        for first, others, row in pairs:
+            parts = [array_of(others, row), array_of(first, row)]
+            elems.append(jnp.concatenate(parts if signature.reverse else parts[::-1]))
+
+        def combine(earlier: list[Any], later: list[Any]) -> list[Any]:
+            values = body(*later, *earlier, *outer.non_sequences)
+            return [
+                jnp.broadcast_to(array_of(value, variable), row.shape)
+                for value, variable, row in zip(values, rows, earlier, strict=True)
+            ]
+
+        return single(lax.associative_scan(jax.vmap(combine), elems, reverse=signature.reverse))
+
+    return associative_scan

@@ -128,20 +128,15 @@ def _reads_size(client: Apply, position: int) -> bool | None:
     if first is not None:
         return position >= first % len(client.inputs)
     if isinstance(op, Subtensor | IncSubtensor):
-        return _is_bound(client, position)
+        slices = [index for index in indices_of(client) if isinstance(index, slice)]
+        bounds = [bound for s in slices for bound in (s.start, s.stop, s.step)]
+        return any(client.inputs[position] is bound for bound in bounds)
     if isinstance(op, LoopOp):
         is_steps = op.has_n_steps and position == 0
         return is_steps or (isinstance(op, Scan) and _step_reads_size(client, position))
     if isinstance(op, OpFromGraph):
         return needs_value(op.fgraph, op.fgraph.inputs[position])
     return None
-
-
-def _is_bound(client: Apply, position: int) -> bool:
-    """Whether an input is a bound of a slice, and not the index of a row or an array."""
-    value = client.inputs[position]
-    slices = [index for index in indices_of(client) if isinstance(index, slice)]
-    return any(value is part for s in slices for part in (s.start, s.stop, s.step))
 
 
 def _step_reads_size(client: Apply, position: int) -> bool:

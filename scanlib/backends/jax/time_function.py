@@ -68,8 +68,12 @@ class ShardedFunction:
         ]
         shardings = None
         if AxisType.Explicit in mesh.axis_types:
-            pairs = zip(arrays, self.in_specs, strict=True)
-            shardings = [NamedSharding(mesh, self._explicit(mesh, *pair)) for pair in pairs]
+            shardings = []
+            for array, axis in zip(arrays, map(self._time_axis, self.in_specs), strict=True):
+                spec = PartitionSpec()
+                if axis is not None and not array.shape[axis] % mesh.shape[self.time]:
+                    spec = _at(self.time, axis)
+                shardings.append(NamedSharding(mesh, spec))
             arrays = list(map(jax.sharding.reshard, arrays, shardings))
         key = (mesh, tuple((a.shape, str(a.dtype)) for a in arrays))
         if key not in self.made:
@@ -125,13 +129,6 @@ class ShardedFunction:
                     f"scanlib.shard: {spec} cuts an axis along {self.time!r} and others at once"
                 )
         return None
-
-    def _explicit(self, mesh: Any, array: Any, spec: PartitionSpec) -> PartitionSpec:
-        """Return how an argument is cut along time, where that is explicit."""
-        axis = self._time_axis(spec)
-        if axis is None or array.shape[axis] % mesh.shape[self.time]:
-            return PartitionSpec()
-        return _at(self.time, axis)
 
     # What JAX traces
 

@@ -41,14 +41,14 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.type import TensorType
 
-from scanlib.backends.jax.body import function_of
 from scanlib.backends.jax.bounded import static_int
 from scanlib.backends.jax.kernels import once
+from scanlib.backends.jax.loops import function_of
 from scanlib.backends.jax.time_pieces import Cut, Pieces, Timed, TimeShardingError, plain
 from scanlib.ops.logaddexp import log_add_exp
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.loop import Sequence as Rows
-from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan, Recurrence
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
 from scanlib.ops.lowered.linear_scan import LinearOptions, LinearScan, Parts, history_of, next_state
 from scanlib.ops.messages import loop_title
 from scanlib.ops.scan import Scan
@@ -184,10 +184,6 @@ class _Walk:
     def depth(self, part: int) -> int:
         return self.scan.signature.depths[part] if part < self.n_states else 1
 
-    def axes(self, part: int) -> Axes:
-        layout = self.op.layout
-        return layout.states[part] if part < self.n_states else layout.carries[part - self.n_states]
-
     def results(self, in_turn: bool) -> list[Any]:
         """Return the results of the whole loop."""
         sums = getattr(getattr(self.op, "layout", None), "sums", ())
@@ -253,7 +249,11 @@ class _Walk:
         pieces, parts = self.pieces, recurrence.parts
         columns = sum(map(self.depth, parts)) + 1
         formulas = CLASSES[recurrence.family].formulas
-        starts = {part: self.taps_of(part, self.starts[part]) for part in parts}
+        order = slice(None, None, None if pieces.reverse else -1)  # the latest value first
+        starts = {
+            part: list(self.starts[part][order]) if part < self.n_states else [self.starts[part]]
+            for part in parts
+        }
         if recurrence.family == squares.FAMILY:
             starts = {part: [h**2 for h in taps] for part, taps in starts.items()}
         states = [h for part in parts for h in starts[part]]
@@ -279,20 +279,10 @@ class _Walk:
             after = [jnp.sqrt(jnp.where(pieces.is_first(h), 0, h)) for h in after]
         values = iter(after)
         for part in parts:
-            entry = self.rows_of(part, [next(values) for _ in starts[part]])
+            taps = [next(values) for _ in starts[part]]
+            entry = jnp.stack(taps[order], axis=1) if part < self.n_states else taps[0]
             self.entries[part] = jnp.where(pieces.is_first(entry), self.starts[part], entry)
         self.spread.add("summaries gathered", 1, pieces.count * _numbers(found))
-
-    def taps_of(self, part: int, value: Any) -> list[Any]:
-        """Return the last values of a state, the latest one first."""
-        if part >= self.n_states:
-            return [value]
-        return list(value if self.pieces.reverse else value[::-1])
-
-    def rows_of(self, part: int, taps: list[Any]) -> Any:
-        if part >= self.n_states:
-            return taps[0]
-        return jnp.stack(taps if self.pieces.reverse else taps[::-1], axis=1)
 
     def summary_function(self, number: int, recurrence: Recurrence) -> tuple[Any, list[int]]:
         """Return the function that composes the steps of a piece, and which parts it is given."""
@@ -378,7 +368,8 @@ class _Walk:
             value = known[scalar]
             if value.type.ndim == 0:
                 return value
-            own = self.axes(part)
+            states = layout.states
+            own = states[part] if part < len(states) else layout.carries[part - len(states)]
             return value.dimshuffle(*("x" if axis is None else axis for axis in own))
 
         return element
@@ -499,13 +490,6 @@ def _run_linear(options: LinearOptions, parts: Parts) -> Any:
     return _linear_function(options, Parts(*kinds))(*options.in_order(given))[0]
 
 
-def _identity(semiring: str, size: int, dtype: Any) -> Any:
-    eye = jnp.eye(size, dtype=dtype)
-    if semiring == "real":
-        return eye
-    return jnp.where(eye == 1, 0, jnp.inf if semiring == "min" else -jnp.inf).astype(dtype)
-
-
 def _linear_summary(options: LinearOptions, parts: Parts, pieces: Pieces) -> Summary:
     """Return the matrices of a piece's steps, composed, and what it makes of the state zero."""
     matrix, timed = jnp.asarray(parts.matrix), options.coefficient == "steps"
@@ -521,11 +505,10 @@ def _linear_summary(options: LinearOptions, parts: Parts, pieces: Pieces) -> Sum
     def composed(matrix: Any, side: str) -> Any:
         if not timed:
             return _power(options.semiring, matrix, pieces.rows)
-        size = matrix.shape[-1]
-        first = jnp.broadcast_to(
-            _identity(options.semiring, size, matrix.dtype),
-            (1, *matrix.shape[1:-2], size, size),
-        )
+        size, is_real = matrix.shape[-1], options.semiring == "real"
+        zero = 0 if is_real else np.inf if options.semiring == "min" else -np.inf
+        identity = jnp.where(jnp.eye(size, dtype=bool), is_real, zero).astype(matrix.dtype)
+        first = jnp.broadcast_to(identity, (1, *matrix.shape[1:-2], size, size))
         walk = replace(options, coefficient="steps", side=side, vector=False, untraced=True)
         return _run_linear(walk, Parts(None, matrix, None, first, parts.mask))[0]
 

@@ -144,19 +144,11 @@ def _timed(value: Any) -> Timed:
     return value
 
 
-@rule(SpecifyShape, CheckAndRaise, DeepCopyOp, ViewOp)
-def _same(node: Apply, inputs: list[Any], cut: Cut) -> Any:
-    return _timed(inputs[0])
-
-
-@rule(Softmax, LogSoftmax, PaddedRows)
-def _same_axis(node: Apply, inputs: list[Any], cut: Cut) -> Any:
-    return _along(node, inputs, _timed(inputs[0]).axis)
-
-
-@rule(Shape_i)
-def _shape_i(node: Apply, inputs: list[Any], cut: Cut) -> Any:
-    return inputs[0].shape[node.op.i]
+rule(SpecifyShape, CheckAndRaise, DeepCopyOp, ViewOp)(lambda node, inputs, cut: _timed(inputs[0]))
+rule(Softmax, LogSoftmax, PaddedRows)(
+    lambda node, inputs, cut: _along(node, inputs, _timed(inputs[0]).axis)
+)
+rule(Shape_i)(lambda node, inputs, cut: inputs[0].shape[node.op.i])
 
 
 @rule(Alloc)

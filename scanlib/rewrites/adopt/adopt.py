@@ -100,7 +100,12 @@ class Adoption:
     ) -> None:
         self.fgraph, self.node, self.op = fgraph, node, node.op
         self.info = node.op.info
-        self.check_op()
+        if self.op.destroy_map:
+            raise NotAdoptableError("it overwrites its inputs: its function is compiled already")
+        if self.op.profile:
+            raise NotAdoptableError("it was built with profile=True")
+        if self.info.as_while and self.info.n_mit_mot:
+            raise NotAdoptableError("it is a gradient (with mit-mot) that ends early")
         body = thaw_graph(self.op.fgraph)
         undo_in_place(body)
         rewrite_as_asked(body, self.op.mode)
@@ -123,14 +128,6 @@ class Adoption:
         # Reads of last rows that are no rows of the results, and what makes them.
         self.last_rows: dict[Variable, Maker] = {}
         self.replaced: dict[Variable, Variable] = {}
-
-    def check_op(self) -> None:
-        if self.op.destroy_map:
-            raise NotAdoptableError("it overwrites its inputs: its function is compiled already")
-        if self.op.profile:
-            raise NotAdoptableError("it was built with profile=True")
-        if self.info.as_while and self.info.n_mit_mot:
-            raise NotAdoptableError("it is a gradient (with mit-mot) that ends early")
 
     # Direction
 
@@ -519,9 +516,7 @@ def _one_slice(node: Apply, rows: Lengths) -> Variable | None:
     if view.base is out or not rows.is_simple(view):
         return None
     source = node.inputs[0]
-    if view.base is source and not view.is_whole and not view.flipped:
-        return None
-    if view.base is source and view.is_whole and view.flipped:
+    if view.base is source and view.is_whole == view.flipped:
         return None
     return rows.read(view)
 

@@ -146,7 +146,11 @@ class Member:
             last = pending.pop()
             if last not in self._known:
                 found = self._found(last)
-                self._known[last] = self._leaf(last) if found is None else found
+                if found is None:
+                    shape = last.type.shape[self.rank :]
+                    found = TensorType(last.type.dtype, shape=shape)(last.name)
+                    self.batches[found] = last
+                self._known[last] = found
         return self._known[variable]
 
     def _made_of(self, variable: Variable) -> list[Variable]:
@@ -161,12 +165,6 @@ class Member:
             for each in node.inputs
             if isinstance(each.type, TensorType) and each.type.ndim >= self.rank
         ]
-
-    def _leaf(self, variable: Variable) -> Variable:
-        shape = variable.type.shape[self.rank :]
-        leaf = TensorType(variable.type.dtype, shape=shape)(variable.name)
-        self.batches[leaf] = variable
-        return leaf
 
     def _found(self, variable: Variable) -> Variable | None:
         """Return it as an expression, None where it can only be given."""

@@ -23,7 +23,7 @@ what is carried starts as zeros.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any
@@ -63,7 +63,11 @@ def initial_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths)
                 more = rows.of(buffer) - steps
                 if fits or more == stop or (_is_opaque(more) and _is_opaque(stop)):
                     return value
-    return _head(buffer, depth) if fits else None
+    if fits and node is not None and isinstance(node.op, Alloc):  # whose length may be unknown
+        value, _, *sizes = node.inputs
+        if value.type.ndim < buffer.type.ndim or value.type.shape[0] == 1:
+            return pt.alloc(value, depth, *sizes)
+    return buffer[:depth] if fits else None
 
 
 def _is_opaque(form: LengthForm) -> bool:
@@ -76,15 +80,6 @@ def _is_opaque(form: LengthForm) -> bool:
         and symbols[0][0] == "integer"
         and symbols[0][1].owner is None
     )
-
-
-def _head(buffer: Variable, depth: int) -> Variable:
-    node = buffer.owner
-    if node is not None and isinstance(node.op, Alloc):  # whose length may be unknown
-        value, _, *sizes = node.inputs
-        if value.type.ndim < buffer.type.ndim or value.type.shape[0] == 1:
-            return pt.alloc(value, depth, *sizes)
-    return buffer[:depth]
 
 
 def only_row(rows: Variable, buffer: Variable) -> Variable:
@@ -172,37 +167,30 @@ def _added(variable: Variable, length: LengthForm, rows: Lengths) -> list[Placed
     return [*before, *(Placed(p.value, front + p.start, p.rows) for p in inner)]
 
 
-@dataclass
-class Entering:
-    """What of a buffer a window meets: sums of the rows that enter at each step, what the
-    window holds before the first step, and the rows behind the last one that enters."""
-
-    sequences: list[Variable] = field(default_factory=list)
-    first: list[Variable] = field(default_factory=list)
-    tail: list[Variable] = field(default_factory=list)
-
-
-def entering_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths) -> Entering:
-    """Sort the rows of a buffer: one of them enters per step, `depth` more stay behind.
+def entering_rows(
+    buffer: Variable, depth: int, steps: LengthForm, rows: Lengths
+) -> tuple[list[Variable], list[Variable], list[Variable]]:
+    """Sort the rows of a buffer, each time as terms of a sum: those of which one enters per step,
+    those that the window holds before the first step, and `depth` more that stay behind.
 
     A single row at the beginning need not enter: it can be in the window from the start. If
     there are no steps it is the first of those that stay, where the window leaves it as well.
     """
-    result = Entering()
+    sequences, first, tail = list[Variable](), list[Variable](), list[Variable]()
     end = steps + depth
     longer = not rows.agrees(buffer, end)
     others: list[Placed] = []
     for placed in placements(buffer, rows.of(buffer) if longer else end, rows):
         at_start = placed.start.is_zero
         if at_start and placed.rows == steps:
-            result.sequences.append(placed.value)
+            sequences.append(placed.value)
         elif at_start and placed.rows == end:
-            result.sequences.append(_cut(placed.value, number(0), steps))
-            result.tail.append(_cut(placed.value, steps, end))
+            sequences.append(_cut(placed.value, number(0), steps))
+            tail.append(_cut(placed.value, steps, end))
         elif at_start and placed.rows == number(1):
-            result.first.append(only_row(placed.value, placed.value))
+            first.append(only_row(placed.value, placed.value))
         elif placed.start == steps and placed.rows == number(depth):
-            result.tail.append(placed.value)
+            tail.append(placed.value)
         elif not end.at_most(placed.start):
             others.append(placed)
     if others:
@@ -211,9 +199,9 @@ def entering_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths
             rest = pt.inc_subtensor(
                 _cut(rest, placed.start, placed.start + placed.rows), placed.value
             )
-        result.sequences.append(_cut(rest, number(0), steps))
-        result.tail.append(_cut(rest, steps, end))
-    return result
+        sequences.append(_cut(rest, number(0), steps))
+        tail.append(_cut(rest, steps, end))
+    return sequences, first, tail
 
 
 def _cut(variable: Variable, start: LengthForm, stop: LengthForm) -> Variable:
@@ -255,17 +243,6 @@ class Slid:
     behind: list[Variable]
 
 
-def entering_tap(window: BufferWindow, results: list[Variable]) -> int:
-    """Return the smallest tap where rows may enter; `results` is all that a step computes.
-
-    Up to it, what a step does to the row is to add.
-    """
-    tap = window.depth
-    while tap > 0 and _rest(window, tap, results) is not None:
-        tap -= 1
-    return tap
-
-
 def _rest(window: BufferWindow, tap: int, results: list[Variable]) -> list[Variable] | None:
     """Return what a step adds to a row, as a list of terms; None if it does anything else."""
     variable, value = window.read.get(tap), window.written.get(tap)
@@ -299,17 +276,19 @@ def slide(
     Returns them, and what replaces the variables that a step read. `orient` puts rows in the
     order of the steps into the order in which the loop reads them.
     """
-    depth, tap = window.depth, entering_tap(window, results)
+    # The smallest tap where rows may enter: up to it, what a step does to the row is to add.
+    tap = depth = window.depth
+    while tap > 0 and _rest(window, tap, results) is not None:
+        tap -= 1
     type = window.row_type
     dtype = window.buffer.type.dtype
     zero = pt.zeros_like(window.buffer[0]) if type.ndim else pt.zeros((), dtype=dtype)
     starts = [zero] * depth
     behind: list[Variable] = []
     if tap == 0 and depth:
-        found = entering_rows(window.buffer, depth, steps, rows)
-        if found.first:
-            starts[0] = reduce(add, found.first)
-        sequences, behind = found.sequences, found.tail
+        sequences, first, behind = entering_rows(window.buffer, depth, steps, rows)
+        if first:
+            starts[0] = reduce(add, first)
     else:
         for j in range(tap):
             starts[j] = window.buffer[j]

@@ -24,7 +24,7 @@ from pytensor.tensor.variable import TensorConstant
 from scanlib.analysis.linear_forms import NotAffineError
 from scanlib.analysis.scalar_body import summands
 from scanlib.analysis.scalar_values import describe
-from scanlib.ops.graph import Readers, applies, is_tensor, readers_of, substitute
+from scanlib.ops.graph import applies, is_tensor, readers_of, substitute
 from scanlib.ops.logaddexp import stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, State
 from scanlib.ops.shapes import output_row_shapes
@@ -49,44 +49,38 @@ def canonicalize(loop: Loop) -> None:
     rewrite_body(loop, lambda body: run_query(CANONICAL, body))
 
 
-def added_up(part: State | Carry, readers: Readers) -> Variable | None:
-    """Return what a step adds to a sum over time, as one value; None if the part is none."""
-    terms = summands(part, readers)
-    if terms is None:
-        return None
-    added = reduce(add, (pt.cast(term, part.type.dtype) for term in terms))
-    return added if added.type.ndim == part.type.ndim else None
-
-
 def split_sums(
     loop: Loop, parts: Sequence[RecurrentPart]
 ) -> tuple[list[tuple[RecurrentPart, Variable]], list[RecurrentPart]]:
     """Return the parts of a loop that only add up, each with what a step adds, and the others."""
     readers = readers_of(loop.body_outputs())
-    found = [(part, added_up(part, readers)) for part in parts]
-    sums = [(part, added) for part, added in found if added is not None]
-    return sums, [part for part, added in found if added is None]
+    sums: list[tuple[RecurrentPart, Variable]] = []
+    others: list[RecurrentPart] = []
+    for part in parts:
+        terms = [pt.cast(term, part.type.dtype) for term in summands(part, readers) or ()]
+        added = reduce(add, terms) if terms else None
+        if added is not None and added.type.ndim == part.type.ndim:
+            sums.append((part, added))
+        else:
+            others.append(part)
+    return sums, others
 
 
 def additions_as_sums(loop: Loop) -> None:
     """Write accumulators ``c[z] += v`` as ``c + (0, but v at z)``, in place."""
     for carry in loop.carries:
         value, additions = carry.next, list[Apply]()
-        while _adds_to_part(value.owner):
-            additions.append(value.owner)
-            value = value.owner.inputs[0]
+        while (node := value.owner) is not None and isinstance(node.op, IncSubtensor):
+            if node.op.set_instead_of_inc:
+                break
+            additions.append(node)
+            value = node.inputs[0]
         if additions and value is carry.value:
             whole = carry.type()
             zeros = pt.zeros_like(whole)
             parts = [node.op(zeros, *node.inputs[1:]) for node in additions]
             loop.non_sequences.append(NonSequence(carry.initial, whole))
             carry.next = pt.add(value, *parts)
-
-
-def _adds_to_part(node: Apply | None) -> bool:
-    if node is None or not isinstance(node.op, IncSubtensor):
-        return False
-    return not node.op.set_instead_of_inc
 
 
 def reads_shape(node: Apply) -> bool:

@@ -74,7 +74,8 @@ from scanlib.rewrites.lower.canonical_loop import (
     split_sums,
 )
 from scanlib.rewrites.lower.lower_elementwise import is_elementwise
-from scanlib.rewrites.over_time.peel import NotPeelableError, OverTime, elementwise_region
+from scanlib.rewrites.over_time.peel import elementwise_region
+from scanlib.rewrites.over_time.split_cost import BOUND, HEAVY, kind
 from scanlib.rewrites.pytensor_rewrites import CANONICAL, run_query
 
 # Matrices up to this size are made for every step at no cost to speak of. (A filter of two states
@@ -125,12 +126,6 @@ def check_joined_cost(
     used = sum(guessed[i] * guessed[j] for i, row in enumerate(full) for j in row)
     if sum(guessed) ** 2 > WASTE * used:
         raise NotLinearError(FEW_BLOCKS)
-
-
-def _reads_items(loop: Loop) -> bool:
-    """Whether steps are elementwise but for items of arrays, which are best read where they are."""
-    others = [n for n in toposort(loop.body_outputs()) if not isinstance(n.op, ELEMENTWISE)]
-    return bool(others) and all(isinstance(n.op, Subtensor | IncSubtensor) for n in others)
 
 
 def _factors(node: Apply) -> list[Variable]:
@@ -407,9 +402,17 @@ class _Search:
         may_be = numbers or not self.forms.multiplies
         if may_be and is_elementwise(Loop.from_node(self.node)):
             raise NotLinearError("the loop is elementwise")
-        if not numbers and all(self.keeps_places(slot.next) for slot in self.slots):
+        blocks_of = ((self.forms.form(slot.next), slot.next.type.ndim) for slot in self.slots)
+        if not numbers and all(  # each item reads one item of each state, at its own place
+            block.ties == tuple(range(ndim))
+            for form, ndim in blocks_of
+            for k, block in form.items()
+            if k != OFFSET
+        ):
             raise NotLinearError("its states are multiplied number by number")
-        if numbers and _reads_items(loop):
+        others = [n for n in toposort(loop.body_outputs()) if not isinstance(n.op, ELEMENTWISE)]
+        read_items = all(isinstance(n.op, Subtensor | IncSubtensor) for n in others)
+        if numbers and others and read_items:  # which are best read where they are
             raise NotLinearError("its numbers read single items, at places that the steps compute")
         if not split_sums(loop, [slot.part for slot in self.slots])[1]:
             raise NotLinearError("its states only add up what the steps compute")
@@ -489,12 +492,6 @@ class _Search:
             return
         if batch or works_on_numbers(self.node.op):
             raise NotLinearError("its states are few numbers, which steps put together")
-
-    def keeps_places(self, following: Variable) -> bool:
-        """Whether each item of a next value reads one item of each state, at its own place."""
-        own = tuple(range(following.type.ndim))
-        form = self.forms.form(following)
-        return all(block.ties == own for k, block in form.items() if k != OFFSET)
 
     # The joined matrix
 
@@ -579,18 +576,19 @@ class _Search:
 
 def check_maps(loop: Loop, parts: Roles) -> None:
     """Refuse loops that compute something beside the recurrence that is not for a batch."""
-    recurrence = parts.recurrence
-    states = {v: v for slot in parts.slots for v in (slot.value, slot.next)}
-    varying = {sequence.row: sequence.outer for sequence in loop.sequences}
-    known = OverTime(loop, varying | states)
+    recurrence, whole = parts.recurrence, [part.inner for part in loop.non_sequences]
+    differ = {v for slot in parts.slots for v in (slot.value, slot.next)}
+    differ.update(sequence.row for sequence in loop.sequences)
     needed = [recurrence.matrix, *(added for _, added in parts.sums)]
     needed += [output.value for output in loop.outputs]
     optional = (recurrence.offset, parts.shift, parts.mask)
     needed += [v for v in optional if v is not None]
-    try:
-        known.check(needed)
-    except NotPeelableError as error:
-        raise NotLinearError(str(error)) from error
+    for node in toposort(needed, blockers=[*whole, *differ]):
+        if differ.isdisjoint(node.inputs):
+            continue  # computed once
+        differ.update(node.outputs)
+        if kind(node, differ.__contains__) in (HEAVY, BOUND):
+            raise NotLinearError(f"a step computes {node.op}, which stays in the loop")
 
 
 def _all_true(mask: Variable) -> bool:

@@ -7,9 +7,17 @@ read it. In the body of an elementwise loop the same product costs no memory.
 Sums of what a loop computes move into it. A cost is nearly always a sum over time of an expression
 of the trace. Inside an elementwise loop it takes no pass over memory of its own, and if nothing
 else reads the trace, the history need not be stored at all.
+
+A history holds the initial rows before the others, so that the trace is a view of it:
+``history[K:]``. XLA has no views: it copies the slice, which takes longer than a compiled loop. So
+under JAX, where nothing else is read of a history but last rows, the loop keeps these only, and
+stacks the new rows as one more output.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import pytensor.tensor as pt
@@ -39,13 +47,20 @@ from scanlib.ops.graph import (
     row_type,
 )
 from scanlib.ops.logaddexp import write_stable_logs
-from scanlib.ops.loop import Carry, Loop, NonSequence, Part, Sequence
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite, LowersLoops
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
-from scanlib.rewrites.simplify.last_rows import is_loop, value_of_rows
+from scanlib.rewrites.simplify.last_rows import (
+    is_loop,
+    last_row_reads,
+    tap_of_view,
+    value_of_rows,
+)
 from scanlib.rewrites.simplify.simplify import replace
+
+Reader = tuple[Variable, State | Output, Callable[[Variable], Variable]]
 
 _SPECIALIZED = RewriteDatabaseQuery(
     include=["canonicalize", "stabilize", "specialize", "merge"],
@@ -293,25 +308,21 @@ class SumsIntoLoops(LoopRewrite):
         if not (config.scanlib__lower and config.scanlib__simplify):
             return
         loops = [node for node in fgraph.toposort() if is_loop(node)]
-        sums = [(total, _loops_below(total)) for total in _total_sums(fgraph)] if loops else []
+        totals = [
+            node
+            for node in fgraph.toposort()
+            if isinstance(node.op, CAReduce)
+            and isinstance(node.op.scalar_op, Add)
+            and node.inputs[0].type.ndim
+            and (node.op.axis is None or len(node.op.axis) == node.inputs[0].type.ndim)
+        ]
+        sums = [(total, _loops_below(total)) for total in totals] if loops else []
         for node in loops:
             found = [total for total, below in sums if node in below]
             if not found or node.op.signature.has_stop or not is_elementwise(Loop.from_node(node)):
                 continue
             with self.attempt(fgraph, node):
                 replace(fgraph, _fuse(fgraph, node, found), "scanlib_sums")
-
-
-def _total_sums(fgraph: FunctionGraph) -> list[Apply]:
-    """Return the sums over all axes of elementwise expressions."""
-    found = []
-    for node in fgraph.toposort():
-        if isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, Add):
-            source = node.inputs[0]
-            whole = node.op.axis is None or len(node.op.axis) == source.type.ndim
-            if whole and source.type.ndim:
-                found.append(node)
-    return found
 
 
 def _loops_below(total: Apply) -> set[Apply]:
@@ -385,3 +396,48 @@ def _row_of_results(
     value = producer.op(*(row for row, _ in found))
     is_same = value.type.dtype == variable.type.dtype
     return (value if is_same else None), any(reads for _, reads in found)
+
+
+# Traces under JAX
+
+
+class StackTraces(LoopRewrite):
+    """Have loops stack the rows of states of which only the trace and last rows are read."""
+
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
+        for node in fgraph.toposort():
+            if not isinstance(node.op, ElemwiseScan) or node.op.signature.has_stop:
+                continue
+            loop = Loop.from_node(node)
+            readers = _stack(fgraph, node, loop)
+            if not readers:
+                continue
+            # The initial rows alone may tell how many channels there are: an output has none.
+            with self.attempt(fgraph, node), suppress(NotElementwiseError):
+                may_round = bool(node.op.recurrences)
+                new = lower_elementwise(loop, may_round).outputs  # the stacked ones come last
+                results = dict(zip(loop.parts, new, strict=True))
+                replacements = dict(zip(node.outputs, new, strict=False))
+                replacements |= {old: read(results[part]) for old, part, read in readers}
+                replace(fgraph, replacements, "scanlib_stack_traces")
+
+
+def _stack(fgraph: FunctionGraph, node: Apply, loop: Loop) -> list[Reader]:
+    """Give a loop outputs in the place of such traces.
+
+    Returns what reads their histories, of which part instead, and how.
+    """
+    found: list[Reader] = []
+    histories = node.op.signature.split_outputs(node.outputs).histories
+    for state, history in zip(loop.states, histories, strict=True):
+        clients = [client for client, _ in fgraph.clients[history]]
+        views = [view for view in clients if tap_of_view(view, state.depth, loop.reverse) == 0]
+        reads = [] if loop.reverse else last_row_reads(fgraph, history, state.depth)[0]
+        rows = [read for read in reads if not read.needs_step and read.back <= state.depth]
+        if state.untraced or not views or len(views) + len(rows) < len(clients):
+            continue
+        state.untraced = True
+        loop.outputs.append(Output(state.next, state.name))
+        found += [(view.outputs[0], loop.outputs[-1], lambda trace: trace) for view in views]
+        found += [(row.old, state, row.of) for row in rows]
+    return found

@@ -240,16 +240,11 @@ class LinearLowering:
             name=self.loop.name,
         )
         offset = None if recurrence.offset is None else self.full_rows(recurrence.offset)
-        return options, Parts(None, matrix, offset, None, self.mask(side))
-
-    def mask(self, side: str) -> Variable | None:
-        """Return which items the matrix has, as it stands beside the state."""
-        if self.parts.mask is None:
-            return None
-        value, has_time = self.over_time.value(self.parts.mask)
-        if has_time:
-            raise NotLinearError("which states a step reads differs from step to step")
-        return value if side == "left" else value.T
+        mask = self.parts.mask
+        if mask is not None:  # as the matrix stands beside the state
+            mask, _ = self.over_time.value(mask)
+            mask = mask if side == "left" else mask.T
+        return options, Parts(None, matrix, offset, None, mask)
 
     def sizes(self) -> list[Variable]:
         """Return the shape of the state."""

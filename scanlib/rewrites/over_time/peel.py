@@ -55,19 +55,12 @@ from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.row_ops.checked_rows import checked_places
 from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.rewrites.over_time.split_cost import (
-    BOUND,
-    HEAVY,
     is_function,
-    kind,
     multiplies_in_batches,
     outer_factors,
     varying_index,
 )
 from scanlib.rewrites.pytensor_rewrites import may_overflow, stabilize
-
-
-class NotPeelableError(Exception):
-    """A step computes something that is not evaluated as a batch; the text says what."""
 
 
 class OverTime:
@@ -88,53 +81,42 @@ class OverTime:
         self.fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
         self.varying = dict(varying)
         self.given = {*self.fixed, *varying}
-        self._stable_forms: dict[Variable, Variable] = {}
+        self._stable_forms: set[Variable] = set()
 
     def add(self, variable: Variable, values: Variable) -> None:
         """Give the values of one more body variable."""
         self.varying[variable] = values
         self.given.add(variable)
 
-    def check(self, variables: Iterable[Variable]) -> None:
-        """Raise `NotPeelableError` if something above the variables is not for a batch."""
-        differ = set(self.varying)
-        for node in toposort(list(variables), blockers=[*self.fixed, *self.varying]):
-            if differ.isdisjoint(node.inputs):
-                continue  # computed once
-            differ.update(node.outputs)
-            if kind(node, differ.__contains__) in (HEAVY, BOUND):
-                raise NotPeelableError(f"a step computes {node.op}, which stays in the loop")
-
     def value(self, variable: Variable) -> tuple[Variable, bool]:
         """Return a body variable's value, and whether it has a time axis."""
-        variable = self._stable(variable)
-        known = [*self.fixed, *self.varying]
-        for node in toposort([variable], blockers=known):
-            if node.outputs[0] not in self.varying and node.outputs[0] not in self.fixed:
-                self._evaluate(node)
-        if variable in self.varying:
-            return self.varying[variable], True
         if isinstance(variable, Constant):
             return variable, False
-        return self.fixed[variable], False
+        if variable not in self.varying and variable not in self.fixed:
+            nodes = list(toposort([variable], blockers=[*self.fixed, *self.varying]))
+            stable = self._stable(variable) if any(map(may_overflow, nodes)) else variable
+            if stable is variable:
+                for node in nodes:
+                    self._evaluate(node)
+            else:
+                value, has_time = self.value(stable)
+                (self.varying if has_time else self.fixed)[variable] = value
+        has_time = variable in self.varying
+        return (self.varying if has_time else self.fixed)[variable], has_time
 
     def _stable(self, variable: Variable) -> Variable:
         """Return a variable in a form that does not overflow; in batches, kernels would hide parts
         of what PyTensor has such forms for."""
-        forms = self._stable_forms
-        if variable in forms:
-            return forms[variable]
-        nodes, stable = list(toposort([variable], blockers=self.given)), variable
-        if any(map(may_overflow, nodes)) and not all(isinstance(n.op, Elemwise) for n in nodes):
-            read = dict.fromkeys(inp for node in nodes for inp in node.inputs)
-            inputs = [v for v in read if v in self.given or v.owner is None]
-            inputs = [v for v in inputs if not isinstance(v, Constant)]
-            graph = FunctionGraph(inputs, [variable], clone=True)
-            stabilize(graph)
-            (stable,) = substitute(graph.outputs, dict(zip(graph.inputs, inputs, strict=True)))
-            nodes = list(toposort([stable], blockers=self.given))
-        forms.update((out, out) for node in nodes for out in node.outputs)
-        forms[variable] = stable
+        nodes = list(toposort([variable], blockers=self.given))
+        if variable in self._stable_forms or all(isinstance(n.op, Elemwise) for n in nodes):
+            return variable
+        read = dict.fromkeys(inp for node in nodes for inp in node.inputs)
+        inputs = [v for v in read if v in self.given or v.owner is None]
+        inputs = [v for v in inputs if not isinstance(v, Constant)]
+        graph = FunctionGraph(inputs, [variable], clone=True)
+        stabilize(graph)
+        (stable,) = substitute(graph.outputs, dict(zip(graph.inputs, inputs, strict=True)))
+        self._stable_forms.add(stable)
         return stable
 
     def rows(self, variable: Variable) -> Variable:
@@ -294,10 +276,14 @@ class OverTime:
 
     def _total_of(self, node: Apply) -> Variable | None:
         op, out = node.op, node.outputs[0]
-        if any(inp.type.dtype != out.type.dtype for inp in _summed(node)):
+        # Of these the other inputs are sizes or places, whose values do not make the result.
+        summed = node.inputs[: 1 if isinstance(op, SpecifyShape | IncSubtensor) else None]
+        if any(inp.type.dtype != out.type.dtype for inp in summed):
             return None  # small integers would wrap around
-        if isinstance(op, IncSubtensor) and self._is_scattered(node):
-            return self._scattered(node)
+        if isinstance(op, IncSubtensor):
+            zeros = node.inputs[0]
+            adds = not op.set_instead_of_inc and not self.varies(zeros) and is_zeros(zeros)
+            return self._scattered(node) if adds and varying_index(node, self.varies) else None
         if isinstance(op, DimShuffle | SpecifyShape):
             return op(self.total(node.inputs[0]), *node.inputs[1:])
         if isinstance(op, TensorSum):
@@ -314,14 +300,9 @@ class OverTime:
             return self._total_scaled(node)
         return None
 
-    def _is_scattered(self, node: Apply) -> bool:
-        """Whether a step adds to zeros at a place that differs from step to step."""
-        if node.op.set_instead_of_inc or self.varies(node.inputs[0]):
-            return False
-        return is_zeros(node.inputs[0]) and varying_index(node, self.varies)
-
     def _scattered(self, node: Apply) -> Variable:
-        """Return an array to which a node adds at every step, with the addends of all steps."""
+        """Return zeros to which a node adds at a place that differs, with the addends of all
+        steps."""
         array = self.value(node.inputs[0])[0]
         places = checked_places(self.value(node.inputs[2])[0], array)
         values = self.rows(node.inputs[1])
@@ -371,11 +352,6 @@ def _is_step_product(left: Variable, right: Variable) -> bool:
     """Whether a product of all steps is one `StepProducts`."""
     dtypes = {left.type.dtype, right.type.dtype}
     return len(dtypes) == 1 and dtypes <= {"float32", "float64"}
-
-
-def _summed(node: Apply) -> list[Variable]:
-    """Return the inputs of a node of which values, not sizes or places, make its result."""
-    return node.inputs[:1] if isinstance(node.op, SpecifyShape | IncSubtensor) else node.inputs
 
 
 def _product(one: Value, two: Value) -> Variable:

@@ -97,23 +97,13 @@ def last_row_reads(
     """Return the reads of last rows of a history, and whether it is read in no other way."""
     reads: list[LastRow] = []
     only = True
-    for client, position in fgraph.clients.get(history, ()):
-        if not isinstance(client.op, Subtensor) or position != 0:
-            only = False
-        elif tap_of_view(client, depth) == 0:
-            trace = client.outputs[0]
-            for reader, place in fgraph.clients.get(trace, ()):
-                read = _last_row(reader, place, True)
-                if read is None:
-                    only = False
-                else:
-                    reads.append(read)
-        else:
-            read = _last_row(client, position, False)
-            if read is None or read.back > depth:
-                only = False
-            else:
-                reads.append(read)
+    for client in fgraph.clients.get(history, ()):
+        is_trace = tap_of_view(client[0], depth) == 0
+        readers = fgraph.clients.get(client[0].outputs[0], ()) if is_trace else [client]
+        found = (_last_row(node, place, is_trace) for node, place in readers)
+        last = [read for read in found if read and (is_trace or read.back <= depth)]
+        only &= len(last) == len(readers)
+        reads += last
     return reads, only
 
 

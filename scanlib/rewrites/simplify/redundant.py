@@ -1,4 +1,4 @@
-"""Parts of a loop that need not be there.
+"""Parts of a loop that need not be there, and work that every step repeats.
 
 * What nobody reads goes: outputs, states, carries, and then inputs.
 * Carries that no step changes are no carries. What later steps owe to an accumulator is the same at
@@ -13,22 +13,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
+from functools import partial
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import node_rewriter
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.raise_op import CheckAndRaise
+from pytensor.scalar import basic as ps
+from pytensor.tensor.basic import Alloc
+from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import freeze_graph
 from scanlib.lengths.numbers import constant_integer
-from scanlib.ops.graph import is_tensor, lifted_row, substitute
+from scanlib.ops.graph import (
+    CHEAP,
+    applies,
+    depends_on,
+    is_tensor,
+    lifted_row,
+    read_from_outside,
+    substitute,
+)
+from scanlib.ops.logaddexp import write_stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State, past_rows
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask, steps_of
+from scanlib.ops.row_ops.triangular import true_shapes
 from scanlib.rewrites.edit import Lookup, LoopEdit
+from scanlib.rewrites.inline import write_out_graphs
+from scanlib.rewrites.pytensor_rewrites import CANONICAL, BodyRewrite, run_query
+
+# Ops whose result is larger than what they read, or a view of it: nothing to gain outside.
+_NOT_WORTH_IT = (Alloc, DimShuffle, CheckAndRaise)
 
 
 def drop_unread_results(edit: LoopEdit) -> None:
@@ -155,7 +176,7 @@ def forward_outputs(edit: LoopEdit) -> None:
         known = seen.get(output.value)
         wanted = edit.old[output].type
         if known is not None:
-            edit.redirect(output, _trace(known, loop.reverse))
+            edit.redirect(output, partial(_trace, known, loop.reverse))
         elif output.value in rows and loop.stop is None:
             outer = _whole(loop, rows[output.value])
             if wanted.is_super(outer.type):
@@ -176,14 +197,10 @@ def _whole(loop: Loop, position: int) -> Variable:
     return CheckedRows(messages.sequence_length(position))(outer, loop.length())
 
 
-def _trace(part: State | Output, reverse: bool) -> Callable[[Lookup], Variable]:
-    """Return what makes a result of another output, or of the trace of a state."""
-
-    def made(lookup: Lookup) -> Variable:
-        result = lookup(part)
-        return result if isinstance(part, Output) else past_rows(result, part.depth, 0, reverse)
-
-    return made
+def _trace(part: State | Output, reverse: bool, lookup: Lookup) -> Variable:
+    """Return the result of an output, or the trace of a state."""
+    result = lookup(part)
+    return result if isinstance(part, Output) else past_rows(result, part.depth, 0, reverse)
 
 
 def merge_equal_states(edit: LoopEdit) -> None:
@@ -193,13 +210,19 @@ def merge_equal_states(edit: LoopEdit) -> None:
     for part in loop.recurrent:
         classes.setdefault(_start_key(part), []).append(part)
     groups = [group for group in classes.values() if len(group) > 1]
-    while groups:
-        refined = _refine(loop, groups)
-        if refined == groups:
-            break
+    while groups and (refined := _refine(loop, groups)) != groups:
         groups = refined
     for group in groups:
-        _merge_group(edit, group)
+        # A state can stand for a carry, but not the other way round; a traced one for all.
+        group.sort(key=lambda p: (isinstance(p, Carry), isinstance(p, State) and p.untraced))
+        kept, *others = group
+        if isinstance(kept, State):
+            for part in others:
+                for tap in part.taps:
+                    kept.tap(tap)
+        loop.substitute(_assumed([group]))
+        for part in others:
+            edit.redirect(part, partial(_same_state, kept, part, loop.reverse))
 
 
 def _start_key(part: State | Carry) -> Hashable:
@@ -236,32 +259,80 @@ def _refine(loop: Loop, groups: list[list[State | Carry]]) -> list[list[State | 
     return result
 
 
-def _merge_group(edit: LoopEdit, group: list[State | Carry]) -> None:
-    # A state can stand for a carry, but not the other way round; a traced one for all.
-    order = sorted(group, key=lambda p: (isinstance(p, Carry), isinstance(p, State) and p.untraced))
-    kept, *others = order
-    if isinstance(kept, State):
-        for part in others:
-            for tap in part.taps:
-                kept.tap(tap)
-    edit.loop.substitute(_assumed([[kept, *others]]))
-    for part in others:
-        edit.redirect(part, _same_state(kept, part, edit.loop.reverse))
-
-
 def _same_state(
-    kept: State | Carry, part: State | Carry, reverse: bool
-) -> Callable[[Lookup], Variable]:
-    """Return what makes the result of a state or carry of that of an equal one."""
-
-    def made(lookup: Lookup) -> Variable:
-        value = lookup(kept)
-        if isinstance(kept, Carry):
-            return value
-        if isinstance(part, Carry):
-            return value[0] if reverse else value[-1]
-        if part.untraced and not kept.untraced:
-            return value[: kept.depth] if reverse else value[-kept.depth :]
+    kept: State | Carry, part: State | Carry, reverse: bool, lookup: Lookup
+) -> Variable:
+    """Return the result of a state or carry, made of that of an equal one."""
+    value = lookup(kept)
+    if isinstance(kept, Carry):
         return value
+    if isinstance(part, Carry):
+        return value[0] if reverse else value[-1]
+    if part.untraced and not kept.untraced:
+        return value[: kept.depth] if reverse else value[-kept.depth :]
+    return value
 
-    return made
+
+# The body in canonical form, and work taken out of it
+
+
+def _canonicalize(body: FunctionGraph) -> None:
+    """Run PyTensor's canonicalization on a body.
+
+    Gradients leave terms behind that read a value for its shape alone, or multiply by zero;
+    as long as they stand, the loop seems to need what it does not. Shares of sums of exponentials
+    are written before parts of them are stored, or leave the loop.
+    """
+    write_out_graphs.rewrite(body)
+    true_shapes.rewrite(body)
+    run_query(CANONICAL, body)
+    write_stable_logs(body)
+
+
+canonicalize_body = BodyRewrite(_canonicalize, settles=True)
+
+
+def hoist_invariants(edit: LoopEdit) -> None:
+    """Compute what depends on non-sequences alone once, outside the loop: the largest expressions
+    for which that is worth it."""
+    loop = edit.loop
+    outer_of = {part.inner: part.outer for part in loop.non_sequences}
+    varying = [variable for variable in loop.body_inputs() if variable not in outer_of]
+    outputs = loop.body_outputs()
+    pending = read_from_outside(toposort(outputs), outputs, depends_on(outputs, varying))[::-1]
+    found, seen = dict[Variable, None](), set[Variable]()
+    while pending:
+        current = pending.pop()
+        if current.owner is None or current in seen:
+            continue
+        seen.add(current)
+        if _worth_hoisting(current):
+            found[current] = None
+        else:
+            pending += reversed(current.owner.inputs)
+    if not found:
+        return
+    replacements: dict[Variable, Variable] = {}
+    hoisted = substitute(list(found), outer_of)
+    for inner, outer in zip(found, hoisted, strict=True):
+        new = inner.type()
+        loop.non_sequences.append(NonSequence(outer, new))
+        replacements[inner] = new
+    loop.substitute(replacements)
+    edit.changed = True
+
+
+def _worth_hoisting(variable: Variable) -> bool:
+    node = variable.owner
+    if isinstance(node.op, Subtensor):
+        return bool(variable.type.ndim > 0)  # what remains may be elementwise
+    if isinstance(node.op, _NOT_WORTH_IT) or getattr(node.op, "view_map", None):
+        return False
+    if applies(node, ps.Second):
+        return False
+    if getattr(variable.type, "ndim", 0) > 0:
+        return True
+    return not all(
+        applies(above, CHEAP) or isinstance(above.op, _NOT_WORTH_IT)
+        for above in toposort([variable])
+    )

@@ -15,15 +15,16 @@ from pytensor.graph.traversal import ancestors
 from scanlib.ops.loop import Loop
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.edit import LoopEdit
-from scanlib.rewrites.simplify.canonical_body import canonicalize_body, hoist_invariants
 from scanlib.rewrites.simplify.checkpointed_loops import settle_checkpoints
 from scanlib.rewrites.simplify.last_rows import check_last_rows, is_loop, untrace
 from scanlib.rewrites.simplify.redundant import (
+    canonicalize_body,
     drop_unread_inputs,
     drop_unread_results,
     forward_constants,
     forward_inputs,
     forward_outputs,
+    hoist_invariants,
     merge_equal_states,
 )
 from scanlib.rewrites.simplify.unroll import unroll_inner_loops
@@ -37,18 +38,14 @@ def mergeable(first: Apply, second: Apply) -> bool:
     options = attrgetter("truncate_gradient", "checkpoint", "recompute")
     if options(first.op) != options(second.op):
         return False
-    return _same_length(first, second) and bool(_data(first) & _data(second))
-
-
-def _same_length(first: Apply, second: Apply) -> bool:
-    a = first.op.signature.split_inputs(first.inputs)
-    b = second.op.signature.split_inputs(second.inputs)
-    if a.n_steps is not None and a.n_steps is b.n_steps:
+    if _data(first).isdisjoint(_data(second)):
+        return False
+    mine, theirs = first.op.steps_of(first), second.op.steps_of(second)
+    if mine.n_steps is theirs.n_steps and (
+        mine.n_steps is not None or set(mine.sequences) & set(theirs.sequences)
+    ):
         return True
-    if a.n_steps is None and b.n_steps is None and set(a.sequences) & set(b.sequences):
-        return True
-    mine, theirs = first.op.steps_of(first).known(), second.op.steps_of(second).known()
-    return mine is not None and mine == theirs
+    return mine.known() is not None and mine.known() == theirs.known()
 
 
 def _data(node: Apply) -> set[Variable]:
@@ -110,7 +107,10 @@ class SimplifyLoops(LoopRewrite):
             merge_equal.rewrite(fgraph)
             if not self.simplify_each(fgraph, done, left) and not self.merge_one(fgraph):
                 break
-        self.untrace_each(fgraph)
+        for node in self.loops(fgraph):
+            if node in fgraph.apply_nodes:
+                with self.attempt(fgraph, node):
+                    replace(fgraph, untrace(LoopEdit(fgraph, node)), "scanlib_untrace")
 
     @staticmethod
     def loops(fgraph: FunctionGraph) -> list[Apply]:
@@ -175,12 +175,6 @@ class SimplifyLoops(LoopRewrite):
             left.add(node)
             with self.attempt(fgraph, node):
                 replace(fgraph, settle_checkpoints(fgraph, node), "scanlib_segments")
-
-    def untrace_each(self, fgraph: FunctionGraph) -> None:
-        for node in self.loops(fgraph):
-            if node in fgraph.apply_nodes:
-                with self.attempt(fgraph, node):
-                    replace(fgraph, untrace(LoopEdit(fgraph, node)), "scanlib_untrace")
 
 
 class CheckLastRows(LoopRewrite):

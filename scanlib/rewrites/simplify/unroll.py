@@ -33,7 +33,7 @@ from scanlib.ops.loop_rewrite import record_in
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite
-from scanlib.rewrites.simplify.canonical_body import canonicalize_body
+from scanlib.rewrites.simplify.redundant import canonicalize_body
 
 # Of a loop, and of the operations of all loops of a step: longer code takes longer to compile.
 MOST_STEPS, MOST_OPERATIONS = 16, 400

@@ -266,7 +266,9 @@ def _store(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     chosen = _choices(maker.op, source, target, places) if places else {}
     if not chosen:
         return None
-    unread = _unread(target, chosen)
+    rows = [part.row for part in target.sequences]
+    read = set(ancestors(target.body_outputs(), blockers=[*chosen, *rows]))
+    unread = [part for part in target.sequences if part.row not in read]
     if not _saves_bytes(source, chosen, unread):
         return None
     _forget_histories(fgraph, maker, source, reader, [part.outer for part in unread])
@@ -295,22 +297,14 @@ def _choices(
     extremes = _extremes(op)
     exact = {part.next for k, part in enumerate(source.recurrent) if k in extremes}
     pairs = zip(found, merged[count:], strict=True)
-    return {value: twin for value, twin in pairs if _is_exact(twin, exact)}
-
-
-def _is_exact(value: Variable, known: set[Variable]) -> bool:
-    """Whether a value depends on no rounding, if those that are `known` do not."""
-    return all(
-        isinstance(node.op, DimShuffle) or applies(node, _EXACT)
-        for node in toposort([value], blockers=list(known))
-    )
-
-
-def _unread(target: Loop, chosen: dict[Variable, Variable]) -> list[Sequence]:
-    """Return the sequences of the reader that it does not need any more."""
-    rows = [part.row for part in target.sequences]
-    read = set(ancestors(target.body_outputs(), blockers=[*chosen, *rows]))
-    return [part for part in target.sequences if part.row not in read]
+    return {
+        value: twin
+        for value, twin in pairs
+        if all(
+            isinstance(node.op, DimShuffle) or applies(node, _EXACT)
+            for node in toposort([twin], blockers=list(exact))
+        )
+    }
 
 
 def _saves_bytes(source: Loop, chosen: dict[Variable, Variable], unread: list[Sequence]) -> bool:

@@ -146,8 +146,10 @@ def split(node: Apply, read: list[bool]) -> tuple[list[Variable | None], tuple[s
     if not parts.recurrent:
         rows = {v: v.type.clone(shape=(None, *v.type.shape))() for v in parts.before}
         rest, *_ = remaining_loop(parts, rows)
-        if _reads_what_left(rest):
-            return None
+        given = rest.body_inputs()
+        others = set(graph_inputs(rest.body_outputs(), blockers=given)).difference(given)
+        if not all(isinstance(other, Constant) for other in others):
+            return None  # it reads a part that does not remain: a sum of sums, say
         if rest.body_outputs() and not is_elementwise(Loop.from_node(rest.apply().node)):
             parts.take_all_sums()
     if not (parts.before or parts.outputs or parts.taken_sums):
@@ -159,15 +161,6 @@ def split(node: Apply, read: list[bool]) -> tuple[list[Variable | None], tuple[s
         return None
     note = loop.name or "loop", _note(parts, remains)
     return detached.attach(values), note
-
-
-def _reads_what_left(rest: Loop) -> bool:
-    """Whether what remains reads a part of the loop that does not remain: a sum of sums, say."""
-    given = rest.body_inputs()
-    return any(
-        root not in given and not isinstance(root, Constant)
-        for root in graph_inputs(rest.body_outputs(), blockers=given)
-    )
 
 
 def remaining_loop(

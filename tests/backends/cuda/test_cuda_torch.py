@@ -26,7 +26,7 @@ from scanlib.backends import torch as _  # noqa: E402, F401
 from scanlib.backends.cuda import launch as launching  # noqa: E402
 from scanlib.backends.cuda.linear import kernels_of  # noqa: E402
 from scanlib.backends.cuda.nvidia import NoCompilerError  # noqa: E402
-from scanlib.backends.torch import cuda, loops  # noqa: E402
+from scanlib.backends.torch import loops  # noqa: E402
 from tests.backends.cuda.test_cuda_kernels import channels, values_of_channels  # noqa: E402
 from tests.cuda_device import (  # noqa: E402
     check_long_series,
@@ -42,8 +42,8 @@ def tensors_on_device(monkeypatch):
     """CPU tensors count as CUDA tensors; `torch.compile`, which takes seconds, is left out."""
     stance = torch.compiler.set_stance("force_eager")
     monkeypatch.setattr(loops, "is_on_cpu", lambda tensors: False)
-    monkeypatch.setattr(cuda, "is_cuda", lambda device: True)
-    monkeypatch.setattr(cuda, "find_driver", emulated_driver)
+    monkeypatch.setattr(loops, "is_cuda", lambda device: True)
+    monkeypatch.setattr(loops, "find_driver", emulated_driver)
     properties, stream = SimpleNamespace(multi_processor_count=2), SimpleNamespace(cuda_stream=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
@@ -168,7 +168,7 @@ def test_a_loop_without_a_kernel_is_written_once(torch_on_device, monkeypatch):
         asked.append(op)
         return kernels_of(op)
 
-    monkeypatch.setattr(cuda, "kernels_of", kernels)
+    monkeypatch.setattr(loops, "kernels_of", kernels)
     x, start = pt.dvectors("x", "start")
     h = scanlib.scan(
         lambda x, h: x + h / 2, [x], {"initial": start, "taps": [-9]}, return_updates=False
@@ -186,7 +186,7 @@ def test_tensors_of_a_device_without_kernels():
     function = pytensor.function(inputs, output, mode="CVM")
     (op,) = [n.op for n in function.maker.fgraph.toposort() if isinstance(n.op, ElemwiseScan)]
     tensors = [torch.tensor(value) for value in VALUES]
-    assert cuda.CudaRunner(op)(tensors) is None
+    assert loops.CudaRunner(op)(tensors) is None
 
 
 def test_a_thread_that_has_not_used_the_device(torch_on_device):

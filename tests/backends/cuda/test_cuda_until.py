@@ -126,10 +126,10 @@ class TestPyTorch:
 
     def test_more_rows_than_a_device_should_hold(self, monkeypatch):
         """The buffers would be as long as the loop may get: then tensors grow step by step."""
-        from scanlib.backends.torch import cuda
+        from scanlib.backends.torch import loops
         from tests.cuda_device import launches
 
-        monkeypatch.setattr(cuda, "MOST_BYTES", 1000)
+        monkeypatch.setattr(loops, "MOST_BYTES", 1000)
         function, plain = both(*newton(), "PYTORCH")
         before = launches()
         check_calls(function, plain, [(np.array(2.0), 500)])
