@@ -22,6 +22,7 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from scanlib.lengths.numbers import constant_index, indices_of
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.gradient.cotangents import is_zeros
+from scanlib.ops.row_ops.checked_rows import CheckedValue
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 
 
@@ -82,6 +83,23 @@ def _behind_zeros(node: Apply) -> Variable | None:
 
 
 def _joined(node: Apply) -> Variable | None:
+    """Return slices written into zeros as a join, None where they leave some of the zeros."""
+    found = _chain(node)
+    if found is None or found.slices[-1].stop is not None:
+        return None
+    return pt.join(found.axis, *(part.value for part in found.slices))
+
+
+class _Chain(NamedTuple):
+    """Slices of an axis that were written into zeros, from its start on without a gap."""
+
+    zeros: Variable
+    axis: int
+    slices: list[_Slice]
+
+
+def _chain(node: Apply) -> _Chain | None:
+    """Return what a node and those before it write into zeros, None if that is no such chain."""
     axis, slices = None, []
     out = node.outputs[0]
     current = out
@@ -94,15 +112,15 @@ def _joined(node: Apply) -> Variable | None:
         current = current.owner.inputs[0]
     if axis is None or not is_zeros(current):
         return None
-    values = _in_order(slices, axis, current)
-    if values is None or any(value.type.dtype != out.type.dtype for value in values):
+    ordered = _in_order(slices)
+    if ordered is None or any(part.value.type.dtype != out.type.dtype for part in ordered):
         return None
     whole = out.type.broadcastable
-    for value in values:
-        for k, (wide, narrow) in enumerate(zip(whole, value.type.broadcastable, strict=True)):
-            if k != axis and narrow and not wide:
-                return None
-    return pt.join(axis, *values)
+    for part in ordered:
+        kinds = zip(whole, part.value.type.broadcastable, strict=True)
+        if any(k != axis and narrow and not wide for k, (wide, narrow) in enumerate(kinds)):
+            return None
+    return _Chain(current, axis, ordered)
 
 
 def _axis_slice(node: Apply) -> tuple[int, _Slice] | None:
@@ -143,32 +161,20 @@ def _place(end: object) -> object:
     return end
 
 
-def _in_order(slices: list[_Slice], axis: int, zeros: Variable) -> list[Variable] | None:
-    """Return the values of slices that cover an axis without a gap, from its start on, with what
-    is left of the zeros behind them."""
+def _in_order(slices: list[_Slice]) -> list[_Slice] | None:
+    """Return slices that follow one another from the start of an axis on in that order."""
     by_start = {part.start: part for part in slices}
     if len(by_start) < len(slices):
         return None
-    values, place = [], None
+    ordered: list[_Slice] = []
     for _ in slices:
-        part = by_start.get(place)
-        if part is None:
+        part = by_start.get(ordered[-1].stop if ordered else None)
+        if part is None or (isinstance(part.stop, int) and part.stop < 0):
             return None
-        values.append(part.value)
-        place = part.stop
-        if isinstance(place, int) and place < 0:
-            return None
-        if place is None:
+        ordered.append(part)
+        if part.stop is None:
             break
-    if len(values) < len(slices):
-        return None
-    if place is not None:
-        whole = zeros.owner
-        if whole is None or not isinstance(whole.op, Alloc):
-            return None
-        size = whole.inputs[1 + axis] - sum(value.shape[axis] for value in values)
-        values.append(_zeros(whole, axis, size))
-    return values
+    return ordered if len(ordered) == len(slices) else None
 
 
 def _zeros(whole: Apply, axis: int, size: Variable) -> Variable:
@@ -185,12 +191,32 @@ def _zeros(whole: Apply, axis: int, size: Variable) -> Variable:
 
 @node_rewriter([IncSubtensor])
 def join_slices(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace slices added to zeros."""
-    if any(isinstance(client.op, IncSubtensor) for client, _ in fgraph.clients[node.outputs[0]]):
-        return None  # the last one of a chain stands for all
-    joined = _joined(node)
-    fits = joined is not None and node.outputs[0].type.is_super(joined.type)
-    return [joined] if fits else None
+    """Replace slices of known places that a step adds to zeros by a join, with the rest of the
+    zeros, of which there may be none, behind them.
+
+    The last one of a chain stands for all. Slices that are set are a user's.
+    """
+    readers = [client.op for client, _ in fgraph.clients[node.outputs[0]]]
+    if node.op.set_instead_of_inc or any(isinstance(op, IncSubtensor) for op in readers):
+        return None
+    found = _chain(node)
+    if found is None or not _is_alloc(found.zeros) or len(found.slices) < 2:
+        return None
+    zeros, axis, slices = found
+    size, fit, end = zeros.owner.inputs[1 + axis], [], pt.constant(0, dtype="int64")
+    for _, stop, value in slices:
+        if not isinstance(stop, int | None):
+            return None
+        start, end = end, size if stop is None else pt.minimum(stop, size)
+        fit.append(pt.eq(value.shape[axis], end - start))
+    rest = CheckedValue(ValueError, "an array of another shape is written to a slice")
+    values = [value for *_, value in slices]
+    joined = pt.join(axis, *values, _zeros(zeros.owner, axis, rest(size - end, *fit)))
+    return [joined] if node.outputs[0].type.is_super(joined.type) else None
+
+
+def _is_alloc(zeros: Variable) -> bool:
+    return zeros.owner is not None and isinstance(zeros.owner.op, Alloc)
 
 
 @node_rewriter([IncSubtensor])
