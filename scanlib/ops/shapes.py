@@ -53,7 +53,12 @@ def output_row_shapes(
     An input without a shape has None. `values` are those of inputs that are the same at every step,
     else None: a shape may depend on such values, but not on a row or a state.
     """
-    known = [_known_shape(out) for out in outputs]
+    known: list[list[Variable | None]] = [
+        [None if size is None else pt.constant(size, dtype="int64") for size in out.type.shape]
+        if is_tensor(out)
+        else []
+        for out in outputs
+    ]
     if all(dim is not None for shape in known for dim in shape):
         return known
     inputs, outputs = cloneable(inputs, outputs)
@@ -142,9 +147,3 @@ def _without_checks(size: Variable) -> Variable:
         return variable
 
     return substitute([skip(size)], {check: skip(check) for check in checks})[0]
-
-
-def _known_shape(variable: Variable) -> list[Variable | None]:
-    if not is_tensor(variable):
-        return []
-    return [None if dim is None else pt.constant(dim, dtype="int64") for dim in variable.type.shape]

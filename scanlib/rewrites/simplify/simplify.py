@@ -110,7 +110,10 @@ class SimplifyLoops(LoopRewrite):
             merge_equal.rewrite(fgraph)
             if not self.simplify_each(fgraph, done, left) and not self.merge_one(fgraph):
                 break
-        self.untrace_each(fgraph)
+        for node in self.loops(fgraph):
+            if node in fgraph.apply_nodes:
+                with self.attempt(fgraph, node):
+                    replace(fgraph, untrace(LoopEdit(fgraph, node)), "scanlib_untrace")
 
     @staticmethod
     def loops(fgraph: FunctionGraph) -> list[Apply]:
@@ -175,12 +178,6 @@ class SimplifyLoops(LoopRewrite):
             left.add(node)
             with self.attempt(fgraph, node):
                 replace(fgraph, settle_checkpoints(fgraph, node), "scanlib_segments")
-
-    def untrace_each(self, fgraph: FunctionGraph) -> None:
-        for node in self.loops(fgraph):
-            if node in fgraph.apply_nodes:
-                with self.attempt(fgraph, node):
-                    replace(fgraph, untrace(LoopEdit(fgraph, node)), "scanlib_untrace")
 
 
 class CheckLastRows(LoopRewrite):
