@@ -16,9 +16,9 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 
 from scanlib.lengths.numbers import constant_integer
-from scanlib.ops.gradient.checkpointed import Nest, nest_of, segments_name
+from scanlib.ops.gradient.checkpointed import nest_of, segments_name
 from scanlib.rewrites.edit import LoopEdit
-from scanlib.rewrites.simplify.last_rows import LastRow, is_loop, last_row_reads, tap_of_view
+from scanlib.rewrites.simplify.last_rows import is_loop, last_row_reads, tap_of_view
 
 
 def settle_checkpoints(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable]:
@@ -37,36 +37,20 @@ def settle_checkpoints(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Var
     )
     if loop.stop is not None or not has_nest:
         return edit.replacements()
-    reads = [
-        _reads(fgraph, history, s.depth)
-        for history, s in zip(node.outputs, loop.states, strict=False)
-    ]
-    return _as_nest(edit, nest_of(loop, schedule), reads)
-
-
-def _reads(fgraph: FunctionGraph, history: Variable, depth: int) -> tuple[list[LastRow], bool]:
-    """Return the reads of the last rows of a history, and whether more of it is read."""
-    last, only = last_row_reads(fgraph, history, depth)
-    return last, not only or any(read.back > depth for read in last)
-
-
-def _as_nest(
-    edit: LoopEdit, nest: Nest, reads: list[tuple[list[LastRow], bool]]
-) -> dict[Variable, Variable]:
-    """Return the results of a loop as those of a loop over segments and of a tail."""
-    loop, histories = edit.loop, edit.node.outputs[: len(edit.loop.states)]
-    others, steps = edit.node.outputs[len(histories) :], loop.length()
+    nest, steps = nest_of(loop, schedule), loop.length()
+    others = node.outputs[len(loop.states) :]
     results = dict(zip(others, [*nest.carries, *nest.outputs], strict=True))
-    for history, state, trace, final, (last, whole) in zip(
-        histories, loop.states, nest.traces, nest.ends, reads, strict=True
+    for history, state, trace, final in zip(
+        node.outputs, loop.states, nest.traces, nest.ends, strict=False
     ):
-        if whole:
-            results[history] = pt.concatenate([state.initial, trace])
-            for client, position in edit.fgraph.clients[history]:
-                if position == 0 and tap_of_view(client, state.depth) == 0:
-                    results[client.outputs[0]] = trace
-        else:
+        last, only = last_row_reads(fgraph, history, state.depth)
+        if only and all(read.back <= state.depth for read in last):
             for read in last:
                 is_there = read.exists(constant_integer(steps))
                 results[read.old] = read.of(final) if is_there else read.checked(loop, final, steps)
+            continue
+        results[history] = pt.concatenate([state.initial, trace])
+        for client, position in fgraph.clients[history]:
+            if position == 0 and tap_of_view(client, state.depth) == 0:
+                results[client.outputs[0]] = trace
     return results
