@@ -12,8 +12,10 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
 import scanlib
-from scanlib.ops import Loop, NonSequence, Output, Scan, Sequence, Signature, State
+from scanlib.ops.loop import Loop, NonSequence, Output, Sequence, State
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.scan import Scan
+from scanlib.ops.signature import Signature
 
 rng = np.random.default_rng(3)
 
