@@ -13,7 +13,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
+from functools import partial
 
 import numpy as np
 import pytensor.tensor as pt
@@ -155,7 +156,7 @@ def forward_outputs(edit: LoopEdit) -> None:
         known = seen.get(output.value)
         wanted = edit.old[output].type
         if known is not None:
-            edit.redirect(output, _trace(known, loop.reverse))
+            edit.redirect(output, partial(_trace, known, loop.reverse))
         elif output.value in rows and loop.stop is None:
             outer = _whole(loop, rows[output.value])
             if wanted.is_super(outer.type):
@@ -176,14 +177,10 @@ def _whole(loop: Loop, position: int) -> Variable:
     return CheckedRows(messages.sequence_length(position))(outer, loop.length())
 
 
-def _trace(part: State | Output, reverse: bool) -> Callable[[Lookup], Variable]:
-    """Return what makes a result of another output, or of the trace of a state."""
-
-    def made(lookup: Lookup) -> Variable:
-        result = lookup(part)
-        return result if isinstance(part, Output) else past_rows(result, part.depth, 0, reverse)
-
-    return made
+def _trace(part: State | Output, reverse: bool, lookup: Lookup) -> Variable:
+    """Return another output, or the trace of a state."""
+    result = lookup(part)
+    return result if isinstance(part, Output) else past_rows(result, part.depth, 0, reverse)
 
 
 def merge_equal_states(edit: LoopEdit) -> None:
@@ -246,22 +243,18 @@ def _merge_group(edit: LoopEdit, group: list[State | Carry]) -> None:
                 kept.tap(tap)
     edit.loop.substitute(_assumed([[kept, *others]]))
     for part in others:
-        edit.redirect(part, _same_state(kept, part, edit.loop.reverse))
+        edit.redirect(part, partial(_same_state, kept, part, edit.loop.reverse))
 
 
 def _same_state(
-    kept: State | Carry, part: State | Carry, reverse: bool
-) -> Callable[[Lookup], Variable]:
-    """Return what makes the result of a state or carry of that of an equal one."""
-
-    def made(lookup: Lookup) -> Variable:
-        value = lookup(kept)
-        if isinstance(kept, Carry):
-            return value
-        if isinstance(part, Carry):
-            return value[0] if reverse else value[-1]
-        if part.untraced and not kept.untraced:
-            return value[: kept.depth] if reverse else value[-kept.depth :]
+    kept: State | Carry, part: State | Carry, reverse: bool, lookup: Lookup
+) -> Variable:
+    """Return the result of a state or carry, of that of an equal one."""
+    value = lookup(kept)
+    if isinstance(kept, Carry):
         return value
-
-    return made
+    if isinstance(part, Carry):
+        return value[0] if reverse else value[-1]
+    if part.untraced and not kept.untraced:
+        return value[: kept.depth] if reverse else value[-kept.depth :]
+    return value
