@@ -145,13 +145,9 @@ def _time(loop: LoopExplanation) -> str:
     if loop.seconds is None:
         return ""
     share = "" if loop.share is None else f", {loop.share:.0%} of the call"
-    return f" ({duration(loop.seconds)}{share})"
-
-
-def duration(seconds: float) -> str:
-    """Return a time with three digits."""
-    size, unit = (1.0, "s") if seconds >= 1 else (1e-3, "ms") if seconds >= 1e-3 else (1e-6, "µs")
-    return f"{seconds / size:.3g} {unit}"
+    units = {1.0: "s", 1e-3: "ms", 1e-6: "µs"}
+    size = next((size for size in units if loop.seconds >= size), 1e-6)
+    return f" ({loop.seconds / size:.3g} {units[size]}{share})"
 
 
 def title(loop: LoopExplanation) -> str:

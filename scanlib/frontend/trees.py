@@ -57,11 +57,10 @@ class Tree:
         if self.is_leaf:
             return [root]
         has_names = dataclasses.is_dataclass(self.kind) or hasattr(self.kind, "_fields")
-        return [
-            path
-            for key, child in zip(self.keys, self.children, strict=True)
-            for path in child.paths(f"{root}.{key}" if has_names else f"{root}[{_quoted(key)}]")
-        ]
+        places = [f"[{key!r}]" if not isinstance(key, str) else f'["{key}"]' for key in self.keys]
+        places = [f".{key}" for key in self.keys] if has_names else places
+        pairs = zip(places, self.children, strict=True)
+        return [path for place, child in pairs for path in child.paths(f"{root}{place}")]
 
 
 def variables_of(result: Any, expected: str, advice: str = "") -> list[Variable]:
@@ -84,10 +83,6 @@ class _Leaf:
 
     def __repr__(self) -> str:
         return "*"
-
-
-def _quoted(key: Any) -> str:
-    return f'"{key}"' if isinstance(key, str) else repr(key)
 
 
 def _parts(value: Any) -> dict[Any, Any]:

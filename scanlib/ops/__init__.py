@@ -1,23 +1,8 @@
 """The Ops: symbolic loops and what they are made of. Imports no other part of scanlib."""
 
-from scanlib.ops import batching, gradient
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
-from scanlib.ops.lowered.associative_scan import AssociativeScan
+# Imported for what they give the Ops: their batches, their derivatives.
+from scanlib.ops import batching, gradient  # noqa: F401
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
-from scanlib.ops.signature import Signature
 
-__all__ = [
-    "AssociativeScan",
-    "Carry",
-    "ElemwiseScan",
-    "Loop",
-    "NonSequence",
-    "Output",
-    "Scan",
-    "Sequence",
-    "Signature",
-    "State",
-    "batching",
-    "gradient",
-]
+__all__ = ["ElemwiseScan", "Scan"]

@@ -155,7 +155,10 @@ class _Batcher:
             else:
                 own.initial = initial
         loop.set_body_outputs(vectorized)
-        self.fill_results()
+        for own in self.numbers():  # next values get the batch that their state has
+            model = own.tap(-own.depth)
+            if own.next.type.ndim < model.type.ndim:
+                own.next = pt.second(model, own.next)
         if loop.stop is not None and loop.stop.type.ndim:
             self.stop_per_row()
         for mask in self.masks:
@@ -203,13 +206,6 @@ class _Batcher:
             part.taps = {tap: self.replacements[var] for tap, var in part.taps.items()}
 
     # Results
-
-    def fill_results(self) -> None:
-        """Give next values the batch that their state has."""
-        for part in self.numbers():
-            model = part.tap(-part.depth)
-            if part.next.type.ndim < model.type.ndim:
-                part.next = pt.second(model, part.next)
 
     def stop_per_row(self) -> None:
         """Freeze rows that have stopped; stop when all have."""

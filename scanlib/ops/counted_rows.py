@@ -36,15 +36,6 @@ class _Count:
     backwards: bool = False
 
 
-@dataclass(frozen=True)
-class _Read:
-    """One item along an axis of an array, at a count, and the other indices of what is read."""
-
-    axis: int
-    count: _Count
-    rest: list[Any]
-
-
 def read_counted_rows(loop: Loop) -> None:
     """Turn what steps read of arrays at their own number into sequences of the loop."""
     arrays = {part.inner: (part.outer, part.name) for part in loop.non_sequences}
@@ -68,16 +59,17 @@ def read_counted_rows(loop: Loop) -> None:
         read = _read_at_count(node, counts, varying, lengths)
         if read is None:
             continue
-        key = source, read.axis, read.count
+        axis, count, rest = read
+        key = source, axis, count
         if key not in rows:
-            along = pt.moveaxis(source, read.axis, 0) if read.axis else source
-            outer = _rows(along, read.count, lengths.of(source, read.axis), steps, loop)
+            along = pt.moveaxis(source, axis, 0) if axis else source
+            outer = _rows(along, count, lengths.of(source, axis), steps, loop)
             if outer is None:
                 continue
             rows[key] = row_type(outer)()
             loop.sequences.append(Sequence(outer, rows[key], name))
-        whole = all(index == _WHOLE for index in read.rest)
-        replaced[node.outputs[0]] = rows[key] if whole else rows[key][tuple(read.rest)]
+        whole = all(index == _WHOLE for index in rest)
+        replaced[node.outputs[0]] = rows[key] if whole else rows[key][tuple(rest)]
     loop.substitute(replaced)
 
 
@@ -124,9 +116,9 @@ def _counts(loop: Loop, lengths: Lengths) -> tuple[dict[Variable, _Count], list[
 
 def _read_at_count(
     node: Apply, counts: dict[Variable, _Count], varying: set[Variable], lengths: Lengths
-) -> _Read | None:
-    """Return what a node reads of an array, if it is one item at a count along an axis and the same
-    along the others."""
+) -> tuple[int, _Count, list[Any]] | None:
+    """Return the axis along which a node reads one item of an array at a count, the count, and the
+    other indices, the same at every step; None where it does not."""
     indices = indices_of(node)
     axis = next((k for k, index in enumerate(indices) if index != _WHOLE), None)
     if axis is None or [inp for inp in node.inputs[1:] if inp in varying] != [indices[axis]]:
@@ -135,7 +127,7 @@ def _read_at_count(
         offset = _difference(indices[axis], value, lengths)
         if offset is not None:
             at = _Count(count.start + offset, count.backwards)
-            return _Read(axis, at, [*indices[:axis], *indices[axis + 1 :]])
+            return axis, at, [*indices[:axis], *indices[axis + 1 :]]
     return None
 
 

@@ -154,35 +154,20 @@ class Loop:
         outer = signature.split_inputs(inputs)
         inner = signature.split_body_inputs(body_inputs)
         result = signature.split_body_outputs(body_outputs)
+        taps = [
+            dict(zip(*own, strict=True)) for own in zip(signature.taps, inner.taps, strict=True)
+        ]
         return cls(
             n_steps=outer.n_steps,
-            sequences=[
-                Sequence(*parts)
-                for parts in zip(outer.sequences, inner.rows, labels.sequences, strict=True)
-            ],
-            states=[
-                State(
-                    initial=initial,
-                    taps=dict(zip(signature.taps[i], taps, strict=True)),
-                    next=result.states[i],
-                    untraced=signature.untraced[i],
-                    name=labels.states[i],
-                )
-                for i, (initial, taps) in enumerate(zip(outer.initials, inner.taps, strict=True))
-            ],
-            carries=[
-                Carry(*parts)
-                for parts in zip(
-                    outer.carries, inner.carries, result.carries, labels.carries, strict=True
-                )
-            ],
-            non_sequences=[
-                NonSequence(*parts)
-                for parts in zip(
-                    outer.non_sequences, inner.non_sequences, labels.non_sequences, strict=True
-                )
-            ],
-            outputs=[Output(*parts) for parts in zip(result.outputs, labels.outputs, strict=True)],
+            sequences=list(map(Sequence, outer.sequences, inner.rows, labels.sequences)),
+            states=list(
+                map(State, outer.initials, taps, result.states, signature.untraced, labels.states)
+            ),
+            carries=list(map(Carry, outer.carries, inner.carries, result.carries, labels.carries)),
+            non_sequences=list(
+                map(NonSequence, outer.non_sequences, inner.non_sequences, labels.non_sequences)
+            ),
+            outputs=list(map(Output, result.outputs, labels.outputs)),
             stop=result.stop,
             reverse=signature.reverse,
             truncate_gradient=op.truncate_gradient,
@@ -322,14 +307,10 @@ class Loop:
             return pt.cast(self.n_steps, "int64")
         return self.sequences[0].outer.shape[0]
 
-    def conform_body(self) -> None:
-        """Make every next value fit the type of the state or carry it replaces."""
-        for part in self.recurrent:
-            part.next = conform(part.next, part.type)
-
     def apply(self) -> Results:
         """Freeze the body and apply the loop to its outer variables."""
-        self.conform_body()
+        for part in self.recurrent:
+            part.next = conform(part.next, part.type)
         signature, inputs = self.signature(), self.outer_inputs()
         kind = RandomScan if any(isinstance(v.type, RandomType) for v in inputs) else Scan
         op = kind(

@@ -121,7 +121,9 @@ class LoopRewrite(GraphRewriter):
         if config.on_opt_error in ("raise", "pdb"):
             raise error
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        loop = None if node is None else _name_of(node.op)
+        op = getattr(node, "op", None)
+        named = getattr(op, "name", None) or getattr(getattr(op, "scan", None), "name", None)
+        loop = None if node is None else named or "loop"
         failure = RewriteFailure(self.name or type(self).__name__, loop, said)
         note(fgraph, failure)
         if config.on_opt_error != "ignore":
@@ -158,8 +160,3 @@ class WhereLoopsAre(LoopRewrite):
                 self.failed(error, fgraph)
 
         dfs_rewriter(*self.rewriters, failure_callback=failed).rewrite(fgraph)
-
-
-def _name_of(op: Any) -> str:
-    """Return what messages call a loop, of PyTensor's or scanlib's."""
-    return getattr(op, "name", None) or getattr(getattr(op, "scan", None), "name", None) or "loop"

@@ -162,10 +162,8 @@ class NodeMessages:
             text = UNKNOWN if says_all else self.expressions.node(what)
         else:
             text = self.expressions.value(what)
-        return self._whole("" if text == UNKNOWN else text, detail)
-
-    def _whole(self, text: str, detail: str) -> str:
-        middle = f"{_escaped(text)}{self.place}".strip()
+        text = "" if text == UNKNOWN else _escaped(text)
+        middle = f"{text}{self.place}".strip()
         return f"{self.prefix}{middle}: {detail}" if middle else f"{self.prefix}{detail}"
 
 

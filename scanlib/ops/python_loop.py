@@ -19,7 +19,7 @@ from pytensor.compile.mode import FAST_COMPILE
 from pytensor.graph.fg import FunctionGraph
 
 from scanlib._compat import thaw_graph
-from scanlib.ops.errors import InitialRowsError, StepShapeError
+from scanlib.ops.errors import StepShapeError
 from scanlib.ops.messages import Messages
 from scanlib.ops.shapes import stacked_row_shapes
 
@@ -79,7 +79,9 @@ class PythonLoop:
         """Return the inputs in groups, the number of steps, for how many there is memory at first,
         histories and carries."""
         outer = self.signature.split_inputs(inputs)
-        steps = count_steps(self.messages, outer)
+        n_steps = None if outer.n_steps is None else int(outer.n_steps)
+        initial_rows = map(len, outer.initials)
+        steps = self.messages.count_steps(n_steps, map(len, outer.sequences), initial_rows)
         grows = self.signature.has_stop and not self.signature.reverse
         capacity = min(steps, FIRST_CAPACITY) if grows else steps
         histories = [self._history(i, first, capacity) for i, first in enumerate(outer.initials)]
@@ -151,8 +153,6 @@ class PythonLoop:
 
     def _history(self, i: int, initial: Any, capacity: int) -> Any:
         depth = self.signature.depths[i]
-        if len(initial) != depth:
-            raise InitialRowsError(self.messages.initial_rows(i), len(initial))
         if self.signature.untraced[i]:
             return self.copied(initial)
         history = self.empty((capacity + depth, *initial.shape[1:]), initial)
@@ -232,12 +232,6 @@ class PythonLoop:
             ]
             stacks = [stack[first : first + done] for stack in stacks]
         return [*histories, *carries, *stacks]
-
-
-def count_steps(messages: Messages, outer: Any) -> int:
-    """Return the number of steps of a loop and check that its sequences have it."""
-    n_steps = None if outer.n_steps is None else int(outer.n_steps)
-    return messages.count_steps(n_steps, map(len, outer.sequences))
 
 
 def row_shape_graph(op: Scan) -> FunctionGraph:

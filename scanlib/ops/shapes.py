@@ -12,12 +12,9 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FrozenFunctionGraph
 from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import MakeVector
 from pytensor.tensor.shape import Shape, Shape_i
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib._compat import cloneable
-from scanlib.lengths.numbers import constant_index, indices_of
 from scanlib.ops.graph import depends_on, is_tensor, substitute
 from scanlib.ops.signature import Signature
 
@@ -53,7 +50,12 @@ def output_row_shapes(
     An input without a shape has None. `values` are those of inputs that are the same at every step,
     else None: a shape may depend on such values, but not on a row or a state.
     """
-    known = [_known_shape(out) for out in outputs]
+    known: list[list[Variable | None]] = [
+        [None if size is None else pt.constant(size, dtype="int64") for size in out.type.shape]
+        if is_tensor(out)
+        else []
+        for out in outputs
+    ]
     if all(dim is not None for shape in known for dim in shape):
         return known
     inputs, outputs = cloneable(inputs, outputs)
@@ -67,7 +69,7 @@ def output_row_shapes(
             if static[axis] is not None:
                 row.append(static[axis])
                 continue
-            dim = _without_checks(_item(pt.as_tensor_variable(symbolic[axis])))
+            dim = _without_checks(pt.as_tensor_variable(symbolic[axis]))
             if dim in depends_on([dim], varying):
                 dim = _without_checks(_with_known_shapes(dim, inputs, shapes, varying))
             row.append(None if dim in depends_on([dim], varying) else dim)
@@ -103,31 +105,6 @@ def _with_known_shapes(
         size = substitute([size], replacements)[0]
 
 
-def _item(size: Variable) -> Variable:
-    """Return an item of a vector that is put together item by item.
-
-    PyTensor writes the shape of concatenated arrays so: one size depends on how many rows there
-    are, and would make all of them depend on it.
-    """
-    node = size.owner
-    if node is None or not isinstance(node.op, Subtensor) or len(node.op.idx_list) != 1:
-        return size
-    position = constant_index(indices_of(node)[0])
-    vector = node.inputs[0]
-    while position is not None and vector.owner is not None:
-        maker = vector.owner
-        if isinstance(maker.op, MakeVector):
-            return pt.cast(maker.inputs[position], "int64")
-        if not isinstance(maker.op, IncSubtensor) or not maker.op.set_instead_of_inc:
-            break
-        written = indices_of(maker)
-        changed = constant_index(written[0]) if len(written) == 1 else None
-        if changed is None or changed < 0 or changed == position:
-            break
-        vector = maker.inputs[0]
-    return size
-
-
 def _without_checks(size: Variable) -> Variable:
     """Return the size without assertions that others equal it: a step makes those itself."""
     checks = {
@@ -142,9 +119,3 @@ def _without_checks(size: Variable) -> Variable:
         return variable
 
     return substitute([skip(size)], {check: skip(check) for check in checks})[0]
-
-
-def _known_shape(variable: Variable) -> list[Variable | None]:
-    if not is_tensor(variable):
-        return []
-    return [None if dim is None else pt.constant(dim, dtype="int64") for dim in variable.type.shape]

@@ -151,18 +151,14 @@ class _Step:
             if kind in WAYS:
                 found = WAYS[kind](self, node)
                 break
-        else:
-            found = self._numbers(node)
+        else:  # what any Op does to numbers
+            if any(getattr(v.type, "ndim", 0) for v in (*node.inputs, *node.outputs)):
+                raise WholeArrayError
+            found = self.of_numbers(node)
         for out, items in zip(node.outputs, found, strict=True):
             if not 0 < items.size <= MOST_COMPUTED or max(items.shape, default=1) > self.longest:
                 raise WholeArrayError
             self.items[out] = items
-
-    def _numbers(self, node: Apply) -> list[Items]:
-        """Do what any Op does to numbers."""
-        if any(getattr(v.type, "ndim", 0) for v in (*node.inputs, *node.outputs)):
-            raise WholeArrayError
-        return self.of_numbers(node)
 
     def of_numbers(self, node: Apply) -> list[Items]:
         """Return the results of a node that is given the same arrays, and the numbers of now."""

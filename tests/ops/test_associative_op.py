@@ -12,9 +12,10 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors, explicit_graph_inputs
 
 import scanlib
-from scanlib.ops import AssociativeScan, Loop, Scan
-from scanlib.ops.lowered.associative_scan import combines
+from scanlib.ops.loop import Loop
+from scanlib.ops.lowered.associative_scan import AssociativeScan, combines
 from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.scan import Scan
 from tests.checks import assert_derivatives, assert_same, evaluate
 from tests.combine import affine, argmax, data, running, running_one, variables
 from tests.derivatives import directional_derivative, random_directions

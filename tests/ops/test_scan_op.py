@@ -14,9 +14,11 @@ from pytensor.graph.traversal import ancestors
 
 import scanlib
 from scanlib._compat import freeze_graph
-from scanlib.ops import Loop, NonSequence, Output, Scan, Sequence, Signature, State
+from scanlib.ops.loop import Loop, NonSequence, Output, Sequence, State
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import output_row_shapes
+from scanlib.ops.signature import Signature
 
 rng = np.random.default_rng(3)
 

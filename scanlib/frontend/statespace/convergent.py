@@ -24,7 +24,6 @@ from scanlib.frontend.scan_function import scan
 from scanlib.frontend.statespace.filter import (
     Row,
     Walk,
-    first_moments,
     gain,
     predict,
     read_parts,
@@ -51,7 +50,7 @@ def convergent(model: StateSpace, given: Observations) -> Walk:
             "kalman_filter: method 'convergent' is for models whose matrices do not vary over "
             "time; use method 'sequential'"
         )
-    own, (start, cov) = read_parts(model, given)[1], first_moments(model, given)
+    _, own, (start, cov) = read_parts(model, given)
     z, move = own["observation"], own["transition"]
     y = given.values
     if given.seen is not None:

@@ -29,6 +29,7 @@ from scanlib.frontend.statespace.model import Observations, StateSpace, dtype_of
 
 # What a step reads, by name: the matrices of a model, `y`, `seen`; what is not there is None.
 Row = dict[str, Any]
+Moments = tuple[Variable, Variable]
 NAMES = ("transition", "observation", "observation_cov", "process_noise")
 INTERCEPTS = ("state_intercept", "observation_intercept")
 
@@ -57,8 +58,9 @@ class Filtered:
     predicted_cov: Variable
 
 
-def read_parts(model: StateSpace, given: Observations) -> tuple[Row, Row]:
-    """Return a model's parts in one dtype: those with a row for each step, and the others."""
+def read_parts(model: StateSpace, given: Observations) -> tuple[Row, Row, Moments]:
+    """Return a model's parts in one dtype: those with a row for each step, the others, and mean and
+    covariance of the first state."""
     dtype = dtype_of(given.values, model)
     timed: Row = {}
     fixed: Row = dict.fromkeys(INTERCEPTS)
@@ -68,13 +70,7 @@ def read_parts(model: StateSpace, given: Observations) -> tuple[Row, Row]:
         if value is not None:
             is_one = is_timed("transition" if is_noise else name, value)
             (timed if is_one else fixed)[name] = pt.cast(value, dtype)
-    return timed, fixed
-
-
-def first_moments(model: StateSpace, given: Observations) -> tuple[Variable, Variable]:
-    """Return mean and covariance of the first state."""
-    dtype = dtype_of(given.values, model)
-    return pt.cast(model.initial_mean, dtype), pt.cast(model.initial_cov, dtype)
+    return timed, fixed, (pt.cast(model.initial_mean, dtype), pt.cast(model.initial_cov, dtype))
 
 
 def factor(covariance: Variable) -> Variable:
@@ -158,16 +154,16 @@ class Walk:
 
 def sequential(model: StateSpace, given: Observations) -> Walk:
     """Return the filter's results, computed from step to step."""
-    timed, fixed = read_parts(model, given)
+    timed, fixed, first = read_parts(model, given)
 
-    def step(before: tuple[Variable, Variable], row: Row) -> Any:
+    def step(before: Moments, row: Row) -> Any:
         own = {**fixed, **row}
         change, w, rest = innovation(own, *before)
         mean, cov = before[0] + change, before[1] - w.T @ w
         after = predict(own, mean, cov)
         return after, [*after, mean, cov, *rest]
 
-    _, found = loop(step, first_moments(model, given), timed | given.rows(), name="kalman_filter")
+    _, found = loop(step, first, timed | given.rows(), name="kalman_filter")
     histories = [trace.owner.inputs[0] for trace in found[:2]]
     return Walk(*histories, *found[2:])
 

@@ -16,7 +16,6 @@ from scanlib.frontend.statespace.convergent import convergent
 from scanlib.frontend.statespace.filter import (
     Filtered,
     Walk,
-    first_moments,
     of_batch,
     read_parts,
     sequential,
@@ -194,7 +193,7 @@ def kalman_sample(
         own = pt.TensorType(dtype, (None,) * len(shape))()
         noise.append(own)
         wide[own] = pt.cast(drawn, dtype)
-    states, values = simulated(*read_parts(model, given), first_moments(model, given), noise)
+    states, values = simulated(*read_parts(model, given), noise)
     if given.seen is not None:
         values = values * given.seen
     centred = replace(

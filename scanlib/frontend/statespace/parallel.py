@@ -47,7 +47,6 @@ from scanlib.frontend.associative_functions import associative_scan
 from scanlib.frontend.statespace.filter import (
     Row,
     Walk,
-    first_moments,
     gain,
     innovation,
     masked,
@@ -154,8 +153,7 @@ ELEMENTS: dict[str, tuple[Callable[..., list[Variable]], Callable[[Element, Elem
 
 def elements(model: StateSpace, given: Observations, form: str) -> list[Variable]:
     """Return the elements of all steps."""
-    (timed, fixed), steps = read_parts(model, given), given.values.shape[0]
-    mean, cov = first_moments(model, given)
+    (timed, fixed, (mean, cov)), steps = read_parts(model, given), given.values.shape[0]
     if form == "square-root":
         cov = root(cov)
         for own in (timed, fixed):
@@ -181,7 +179,7 @@ def elements(model: StateSpace, given: Observations, form: str) -> list[Variable
 
 def parallel(model: StateSpace, given: Observations, form: str = "parallel") -> Walk:
     """Return the filter's results, of a scan of associative elements."""
-    timed, fixed = read_parts(model, given)
+    timed, fixed, moments = read_parts(model, given)
     of_steps = elements(model, given, form)
     _, mean, spread, _, _ = associative_scan(ELEMENTS[form][1], tuple(of_steps))
     cov = spread if form == "parallel" else spread @ spread.mT
@@ -194,8 +192,7 @@ def parallel(model: StateSpace, given: Observations, form: str = "parallel") -> 
 
     after = _map(follow, "kalman_predictions", timed | {"mean": mean, "cov": cov})
     before = [
-        pt.concatenate([first[None], rows])
-        for first, rows in zip(first_moments(model, given), after, strict=True)
+        pt.concatenate([first[None], rows]) for first, rows in zip(moments, after, strict=True)
     ]
     own = timed | given.rows() | {"mean": before[0][:-1], "cov": before[1][:-1]}
     rest = _map(results, "kalman_densities", own)

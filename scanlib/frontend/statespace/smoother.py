@@ -29,7 +29,7 @@ from pytensor.graph.basic import Variable
 
 from scanlib.frontend.associative_functions import associative_scan
 from scanlib.frontend.loop_function import loop
-from scanlib.frontend.statespace.filter import Row, Walk
+from scanlib.frontend.statespace.filter import Moments, Row, Walk
 from scanlib.ops.loop import Loop, Results
 from scanlib.ops.lowered.found_results import FoundResults
 
@@ -50,7 +50,7 @@ def smoothed(walk: Walk, has_cov: bool = True, in_parallel: bool = False) -> lis
 
 
 def simulated(
-    timed: Row, fixed: Row, moments: tuple[Variable, Variable], noise: Sequence[Variable]
+    timed: Row, fixed: Row, moments: Moments, noise: Sequence[Variable]
 ) -> list[Variable]:
     """Return states and observations that a model makes of standard normal numbers.
 

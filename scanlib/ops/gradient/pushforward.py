@@ -80,7 +80,9 @@ def _add_inputs(loop: Loop, given: OuterInputs) -> list[tuple[Variable, Variable
             loop.sequences.append(SequencePart(tangent, row_type(tangent)()))
             pairs.append((part.row, loop.sequences[-1].row))
     for whole, tangent in zip(list(loop.non_sequences), given.non_sequences, strict=True):
-        if _moves(whole.inner, tangent):
+        if not is_connected(tangent) or not is_numeric(whole.inner):
+            continue
+        if is_differentiable(whole.inner) or not is_zeros(tangent):  # those of most integers are
             tangent = as_dtype(tangent, whole.outer)
             inner = cotangent_type(whole.inner, tangent)()
             loop.non_sequences.append(NonSequence(conform(tangent, inner.type), inner))
@@ -96,13 +98,6 @@ def _tangent_of(part: State | Carry, tangent: Variable, taps: dict[int, Variable
     if isinstance(part, State):
         return State(start, taps, part.next)
     return Carry(conform(start, part.type), taps[-1], part.next)
-
-
-def _moves(value: Variable, tangent: Variable) -> bool:
-    """Whether a non-sequence has a tangent; that of most integers is zero."""
-    if not is_connected(tangent) or not is_numeric(value):
-        return False
-    return is_differentiable(value) or not is_zeros(tangent)
 
 
 def _live_parts(op: Scan, loop: Loop, given: Variables) -> list[State | Carry]:

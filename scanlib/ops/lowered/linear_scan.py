@@ -47,7 +47,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.type import TensorType
@@ -59,8 +58,6 @@ from scanlib.ops.messages import Messages
 from scanlib.ops.python_loop import PythonLoop
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Labels, Signature
-
-SEMIRINGS = ("real", "log", "max", "min")
 
 Times = Callable[[Any, Any, Any], Any]  # A ⊗ h of a matrix, a state, and a mask of terms or None
 
@@ -84,7 +81,7 @@ class LinearOptions:
     """What kind of matrix recurrence a `LinearScan` is; see the module's text.
 
     `required_steps` is how many steps there must be for what is read to exist. The name, that of
-    the loop, is for printing. `ValueError` if an option is none of those in the text.
+    the loop, is for printing.
     """
 
     semiring: str = "real"
@@ -95,16 +92,6 @@ class LinearOptions:
     untraced: bool = False
     required_steps: int = 0
     name: str | None = field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        for option, allowed in (
-            ("semiring", SEMIRINGS),
-            ("coefficient", ("steps", "fixed")),
-            ("side", ("left", "right")),
-        ):
-            value = getattr(self, option)
-            if value not in allowed:
-                raise ValueError(f"LinearScan: {option} must be one of {allowed}, got {value!r}")
 
     def in_order(self, parts: Parts) -> list[Any]:
         """Return the inputs in the order of the loop's signature."""
@@ -118,14 +105,9 @@ class LinearOptions:
 def history_of(options: LinearOptions, parts: Parts) -> Variable:
     """Return the history of a recurrence of variables, which get the dtype of the initial state.
 
-    `ValueError` if nothing gives the number of steps, `TypeError` if the state or the mask have a
-    wrong dtype.
+    `ValueError` if nothing gives the number of steps.
     """
-    dtype, mask = parts.initial.type.dtype, parts.mask
-    if np.dtype(dtype).kind not in ("fc" if options.semiring == "real" else "f"):
-        raise TypeError(f"LinearScan: a {options.semiring} recurrence of {dtype} has no steps")
-    if mask is not None and (options.semiring != "real" or mask.type.dtype != "bool"):
-        raise TypeError(f"LinearScan: a mask is boolean, for real products, got {mask.type}")
+    dtype = parts.initial.type.dtype
     matrix = pt.cast(parts.matrix, dtype)
     offset = None if parts.offset is None else pt.cast(parts.offset, dtype)
     parts = parts._replace(matrix=matrix, offset=offset)

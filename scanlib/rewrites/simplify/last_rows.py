@@ -138,13 +138,11 @@ def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
     unread = [s for s in loop.states if not s.untraced and not edit.is_read(s)]
     for state in unread:
         state.untraced = edit.changed = True
-    if loop.reverse:
-        return edit.replacements() if unread else {}
     length = edit.node.op.steps_of(edit.node).known()
     has_branches = any(isinstance(node.op, IfElse) for node in edit.fgraph.apply_nodes)
     pending: list[tuple[State, list[LastRow]]] = []
     for state in loop.states:
-        if state.untraced or not edit.is_read(state):
+        if loop.reverse or state.untraced or not edit.is_read(state):
             continue
         reads, only = last_row_reads(edit.fgraph, edit.old[state], state.depth)
         if not only or not reads:

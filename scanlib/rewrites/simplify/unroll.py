@@ -12,7 +12,6 @@ of the loop does, reads the value itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 from math import prod
 
 import pytensor.tensor as pt
@@ -21,7 +20,7 @@ from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.math import Dot, Sum
+from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import features
@@ -251,26 +250,8 @@ def _elemwise(step: _Step, node: Apply) -> Rows | None:
     ]
 
 
-def _dimshuffle(step: _Step, node: Apply) -> Rows | None:
-    rows, order = step.rows.get(node.inputs[0]), node.op.new_order
-    if rows is None or order[:1] != (0,):
-        return None
-    others = ["x" if axis == "x" else axis - 1 for axis in order[1:]]
-    return [row.dimshuffle(others) for row in rows]
-
-
-def _reduce(step: _Step, node: Apply) -> Variable | None:
-    (inp,), op, out = node.inputs, node.op, node.outputs[0]
-    if inp not in step.rows or (op.axis != (0,) and (op.axis is not None or inp.type.ndim > 1)):
-        return None
-    dtype = getattr(op, "acc_dtype", None) or out.type.dtype
-    rows = [pt.cast(row, dtype) for row in step.rows[inp]]
-    return pt.cast(reduce(Elemwise(op.scalar_op), rows), out.type.dtype)
-
-
+# Canonicalization does the same for other operations.
 WAYS: dict[type, Callable[[_Step, Apply], Rows | Variable | None]] = {
     Subtensor: _subtensor,
     Elemwise: _elemwise,
-    DimShuffle: _dimshuffle,
-    Sum: _reduce,
 }
