@@ -9,12 +9,12 @@ from scanlib.ops.loop_rewrite import WhereLoopsAre
 from scanlib.ops.lowered.found_results import take_found
 from scanlib.rewrites.adopt.adopt import AdoptLoops
 from scanlib.rewrites.inline import slice_whole_batch, write_out
+from scanlib.rewrites.lower.lower_bodies import POSITION, LowerBodies
 from scanlib.rewrites.lower.lower_elementwise import (
     LowerElementwiseLoops,
     StackTraces,
     SumsIntoLoops,
 )
-from scanlib.rewrites.lower.lower_inner import POSITION, LowerInnerLoops
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.lower.single_items import SplitItems
 from scanlib.rewrites.lower.stable_bodies import StabilizeBodies
@@ -82,7 +82,7 @@ ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
     # On loops that stay; others are recognized by the naive forms.
     (1.666, "stable_bodies", StabilizeBodies(), ALWAYS),
     # When bodies are what is compiled.
-    (POSITION, "inner_loops", LowerInnerLoops(), FAST),
+    (POSITION, "lower_bodies", LowerBodies(), FAST),
     # When no loop reads anything else of a history.
     (1.667, "stacked_traces", StackTraces(), ("jax",)),
     # After PyTensor's rewrites of indices, before in-place ones.

@@ -1,8 +1,8 @@
-"""Loops inside the steps of loops that stay, lowered as those around them are.
+"""Steps of loops that stay: slices written into zeros are joined, and loops inside are lowered.
 
-A kernel of such a loop calls the kernels of what is inside (`scanlib.schedules.inner_loops`), so
-its step gets all rewrites up to here: what leaves an inner loop is computed by the step, and an
-inner loop and its gradient share what both compute.
+A kernel of a loop calls the kernels of the loops in its step (`scanlib.schedules.inner_loops`), so
+the step gets all rewrites up to here, as what stands around loops does: what leaves an inner loop
+is computed by the step, and an inner loop and its gradient share what both compute.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def _lower_body(body: FunctionGraph) -> None:
 _lower = BodyRewrite(_lower_body, settles=True)
 
 
-class LowerInnerLoops(LowersLoops):
-    """Lower the loops in the steps of loops."""
+class LowerBodies(LowersLoops):
+    """Join slices and lower loops in the steps of loops."""
 
     @staticmethod
     def lower(fgraph: FunctionGraph, node: Apply) -> bool:
@@ -47,5 +47,5 @@ class LowerInnerLoops(LowersLoops):
         if not _lower(loop):
             return False
         new = dict(zip(node.outputs, loop.apply().node.outputs, strict=True))
-        replace(fgraph, new, "scanlib_inner_loops")
+        replace(fgraph, new, "scanlib_lower_bodies")
         return True
