@@ -9,12 +9,6 @@ from tests.linear import Recurrence
 from tests.modes import MODES
 
 
-def test_errors_of_masks():
-    for semiring, mask in (("log", pt.bmatrix()), ("real", pt.dmatrix())):
-        with pytest.raises(TypeError, match="a mask is boolean, for real products"):
-            Recurrence(semiring, "fixed", has_mask=True)(*[pt.dmatrix() for _ in range(3)], mask)
-
-
 @pytest.mark.parametrize("linker", ["numba", "c", "py"])
 @pytest.mark.parametrize(
     "side, vector, untraced",
