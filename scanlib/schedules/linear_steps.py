@@ -131,7 +131,7 @@ class MatrixLoop(Loop):
         for pair in op.same_sizes():
             own = [(self.roles[role], axis) for role, axis in pair]
             one, two = (a.dims[axis if axis < 0 else axis + a.lead] for a, axis in own)
-            check = Check("ne", (one, two), "LoopError", op.sizes_differ(), (one, two))
+            check = Check("ne", (one, two), "LoopError", op.sizes_differ(pair), (one, two))
             self.first_checks.append(check)
         if outer:
             self.roles["other"] = self.arrays[OTHER]

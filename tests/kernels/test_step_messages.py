@@ -73,3 +73,23 @@ def test_messages(failure, mode):
     (text, *_) = str(raised.value).split("\n")
     assert text.startswith("scan `walk`: ")
     assert message in text
+
+
+@pytest.mark.all_forms
+@pytest.mark.parametrize("mode", ["numba", "c"])
+def test_matrix_recurrences_say_which_sizes_differ(mode):
+    W, rows, start = pt.dmatrix("W"), pt.dmatrix("rows"), pt.dvector("start")
+    trace, _ = scan(lambda row, h, W: W @ h + row, rows, start, W, name="var")
+    f = pytensor.function([W, rows, start], trace, mode=MODES[mode])
+    assert f(np.eye(3), np.ones((5, 3)), np.ones(3)).shape == (5, 3)
+    for shapes, message in {
+        ((4, 4), (5, 3), (3,)): "the matrix `W` has 4 rows, but the state has 3 items",
+        ((3, 4), (5, 3), (3,)): "the matrix `W` has 4 columns, but the state has 3 items",
+        ((3, 3), (5, 4), (3,)): (
+            "what is added to the state has size 4 along axis 0, "
+            "but the state has size 3 along axis 0"
+        ),
+    }.items():
+        with pytest.raises(ValueError, match="scan `var`: ") as error:
+            f(*map(np.ones, shapes))
+        assert message in str(error.value)

@@ -270,7 +270,7 @@ class LinearLoop:
             rows = [(getattr(given, name), getattr(types, name).ndim, axis) for name, axis in pair]
             left, right = (shape[len(shape) - rank :][axis] for shape, rank, axis in rows)
             if left != right:
-                raise LoopError(op.sizes_differ(), left, right)
+                raise LoopError(op.sizes_differ(pair), left, right)
         batch, size, columns = tuple(row[: op.batch_rank]), row[op.batch_rank], 1
         if not op.vector:
             size, columns = row[-2:] if op.side != "right" else row[:-3:-1]

@@ -43,7 +43,7 @@ log and tropical forms: L. Rabiner, "A tutorial on hidden Markov models", 1989.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -80,8 +80,8 @@ class Parts(NamedTuple):
 class LinearOptions:
     """What kind of matrix recurrence a `LinearScan` is; see the module's text.
 
-    `required_steps` is how many steps there must be for what is read to exist. The name, that of
-    the loop, is for printing.
+    `required_steps` is how many steps there must be for what is read to exist. The names, of the
+    loop and of the matrix, are for people.
     """
 
     semiring: str = "real"
@@ -92,6 +92,7 @@ class LinearOptions:
     untraced: bool = False
     required_steps: int = 0
     name: str | None = field(default=None, compare=False)
+    matrix: str | None = field(default=None, compare=False)
 
     def in_order(self, parts: Parts) -> list[Any]:
         """Return the inputs in the order of the loop's signature."""
@@ -112,7 +113,8 @@ def history_of(options: LinearOptions, parts: Parts) -> Variable:
     offset = None if parts.offset is None else pt.cast(parts.offset, dtype)
     parts = parts._replace(matrix=matrix, offset=offset)
     ranks = Parts(*(None if part is None else part.type.ndim for part in parts))
-    op = LinearScan(options, canonical_loop(options, options.name, dtype, ranks))
+    own = replace(options, matrix=matrix.name)
+    op = LinearScan(own, canonical_loop(options, options.name, dtype, ranks))
     return op(*options.in_order(parts))
 
 
@@ -266,10 +268,18 @@ class LinearScan(LoopOp, PrintedOp):
             rank = self.row_types().initial.ndim
             yield from ((("offset", axis), ("initial", axis)) for axis in range(rank))
 
-    def sizes_differ(self) -> str:
-        """Numbers: two sizes that have to be the same."""
-        text = "sizes of matrix, offset and initial state differ along one axis: {} and {}"
-        return self.messages().prefix + text
+    def sizes_differ(self, pair: tuple[tuple[str, int], tuple[str, int]]) -> str:
+        """Numbers: two sizes that have to be the same, of a part and of the state."""
+        named = f" `{self.options.matrix}`" if self.options.matrix else ""
+        kinds = {"matrix": f"the matrix{named}", "mask": "the mask", "initial": "the state"}
+        texts = []
+        for role, axis in pair:
+            what = f"size {{}} along axis {axis}"
+            if axis < 0:
+                is_vector = role == "initial" and self.vector
+                what = "{} items" if is_vector else f"{{}} {'rows' if axis == -2 else 'columns'}"
+            texts.append(f"{kinds.get(role, 'what is added to the state')} has {what}")
+        return f"{self.messages().prefix}{', but '.join(texts)}"
 
     # What the canonical loop says. Loops are differentiated and batched before they are lowered.
 

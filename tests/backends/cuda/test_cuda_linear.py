@@ -163,7 +163,7 @@ def test_wrong_arguments():
         match="`offset` gives 5 rows, but another",
     ):
         run(op, [matrix[:4], offset, initial])
-    with pytest.raises(LoopError, match="differ along one axis"):
+    with pytest.raises(LoopError, match="the matrix has 2 rows, but the state has 3 items"):
         run(op, [matrix[:, :2], offset, initial])
 
 
