@@ -38,11 +38,14 @@ from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
 from scanlib.schedules.array_loops import graph_program, has_rule
 
 VIEWS = (Subtensor, DimShuffle, SpecifyShape, CheckAndRaise)
 NUMBERS = (Elemwise, ScalarFromTensor, TensorFromScalar, CheckAndRaise)
 SAME = (ScalarFromTensor, TensorFromScalar, Shape_i)  # what is done where it is read
+ALONE = (LoopOp, CheckedRows, MergeRows, SplitRows)  # loops, and views that programs would copy
 MOST_ITEMS = 16  # of a constant that a kernel writes itself
 
 
@@ -115,7 +118,7 @@ class Plan:
             left = [node for node in left if node not in done]
 
     def _may_be_gathered(self, node: Apply) -> bool:
-        if node in self.refused or isinstance(node.op, LoopOp) or not has_rule(node.op):
+        if node in self.refused or isinstance(node.op, ALONE) or not has_rule(node.op):
             return False
         return all(
             isinstance(variable.type, DenseTensorType | ScalarType | NoneTypeT)

@@ -101,6 +101,20 @@ def test_gradient_of_a_known_size(fused, size, dtype):
         assert mine.tobytes() == other.tobytes()
 
 
+def test_gradient_of_rows_that_are_checked(fused):
+    """The lengths of all sequences, and of what is owed to the states, may differ."""
+    A, b, start, g = pt.dtensor3("A"), pt.dmatrix("b"), pt.dvector("start"), pt.dmatrix("g")
+    h, _ = scanlib.scan(lambda A, b, h: A @ h + b, [A, b], [start])
+    outputs = [h, *pytensor.grad(None, [A, b], known_grads={h: g})]
+    function = pytensor.function([A, b, start, g], outputs, mode=MODES["numba"])
+    assert fused
+    arrays = values(12, 5)
+    owed = rng.normal(size=(12, 5))
+    wanted = reference(*arrays), *expected_gradients(*arrays, owed)
+    for mine, other in zip(function(*arrays, owed), wanted, strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-11)
+
+
 @pytest.mark.parametrize("states_first", [True, False])
 def test_products_with_rows_of_another_width(fused, states_first):
     A, b, start, x = pt.dtensor3("A"), pt.dmatrix("b"), pt.dvector("start"), pt.dmatrix("x")
