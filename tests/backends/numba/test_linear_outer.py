@@ -6,7 +6,9 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
+from scanlib.backends.handler.clusters import Cluster, Plan
 from scanlib.backends.numba import graph_function
+from scanlib.ops.row_ops.checked_rows import CheckedRows
 from tests.modes import MODES
 
 rng = np.random.default_rng(8)
@@ -102,12 +104,18 @@ def test_gradient_of_a_known_size(fused, size, dtype):
 
 
 def test_gradient_of_rows_that_are_checked(fused):
-    """The lengths of all sequences, and of what is owed to the states, may differ."""
+    """The lengths of all sequences, and of what is owed to the states, may differ; rows that are
+    checked are views, which a cluster would copy."""
     A, b, start, g = pt.dtensor3("A"), pt.dmatrix("b"), pt.dvector("start"), pt.dmatrix("g")
     h, _ = scanlib.scan(lambda A, b, h: A @ h + b, [A, b], [start])
     outputs = [h, *pytensor.grad(None, [A, b], known_grads={h: g})]
     function = pytensor.function([A, b, start, g], outputs, mode=MODES["numba"])
     assert any(fused)
+    kinds = [type(node.op) for node in function.maker.fgraph.apply_nodes]
+    assert CheckedRows in kinds
+    clusters = [own for own in Plan(function.maker.fgraph).order() if isinstance(own, Cluster)]
+    inside = [type(node.op) for own in clusters for node in own.body.apply_nodes]
+    assert CheckedRows not in inside
     arrays = values(12, 5)
     owed = rng.normal(size=(12, 5))
     wanted = reference(*arrays), *expected_gradients(*arrays, owed)
