@@ -280,6 +280,11 @@ def _known_axis(axis: Any) -> int | None:
     return int(axis.data) if isinstance(axis, Constant) else None
 
 
+def variable_number(variable: Variable) -> int:
+    """Return a number that is higher for variables that PyTensor has made later."""
+    return int(variable.auto_name.removeprefix("auto_"))
+
+
 def is_legacy_scan(op: object) -> bool:
     """Whether an Op is a loop of `pytensor.scan`.
 

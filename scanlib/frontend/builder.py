@@ -15,6 +15,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.variable import TensorVariable
 
+from scanlib._compat import variable_number
 from scanlib.frontend.arguments import OutputArgument, SequenceArgument, tap_name
 from scanlib.frontend.generators import check_generators
 from scanlib.frontend.methods import check_checkpoint, solve
@@ -25,7 +26,6 @@ from scanlib.frontend.step_function import (
     check_strict,
     errors_of,
     read_updates,
-    variable_number,
 )
 from scanlib.frontend.values import advice
 from scanlib.ops.counted_rows import read_counted_rows

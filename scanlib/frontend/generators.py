@@ -14,7 +14,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.type import RandomType
 
-from scanlib.frontend.step_function import variable_number
+from scanlib._compat import variable_number
 from scanlib.ops.loop import Loop
 from scanlib.ops.scan import Scan
 

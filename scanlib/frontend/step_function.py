@@ -82,11 +82,6 @@ class StepResult(NamedTuple):
     stop: Variable | None
 
 
-def variable_number(variable: Variable) -> int:
-    """Return a number that is higher for variables that PyTensor has made later."""
-    return int(variable.auto_name.removeprefix("auto_"))
-
-
 @contextmanager
 def errors_of(title: str) -> Iterator[None]:
     """Have errors about the arguments and results of a loop begin with the loop's title."""

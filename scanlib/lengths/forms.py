@@ -16,6 +16,8 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
+from scanlib._compat import variable_number
+
 # A symbol: "axis" of a variable and its number, "integer" and a variable, or "minimum" and forms.
 Symbol = tuple[str, Any]
 
@@ -98,7 +100,7 @@ class LengthForm:
         total: Variable | None = None
         if self.number or not self.terms:
             total = pt.constant(self.number, dtype="int64")
-        for (kind, what), factor in sorted(self.terms, key=lambda term: -term[1]):
+        for (kind, what), factor in sorted(self.terms, key=lambda term: (-term[1], _age(term[0]))):
             value = _symbol(kind, what)
             for _ in range(abs(factor)):
                 if total is None:
@@ -113,10 +115,25 @@ def _symbol(kind: str, what: Any) -> Variable:
         return what[0].shape[what[1]]
     if kind == "integer":
         return pt.cast(what, "int64")
-    first, *others = sorted((form.variable() for form in what), key=str)
+    first, *others = sorted(what, key=_ages)
+    least = first.variable()
     for other in others:
-        first = pt.minimum(first, other)
-    return first
+        least = pt.minimum(least, other.variable())
+    return least
+
+
+def _age(symbol: Symbol) -> tuple[int, ...]:
+    """Return what symbols are sorted by, so that every process writes the same graph."""
+    kind, what = symbol
+    if kind == "minimum":
+        return tuple(number for form in sorted(what, key=_ages) for number in _ages(form))
+    variable, axis = what if kind == "axis" else (what, -1)
+    return variable_number(variable), axis
+
+
+def _ages(form: LengthForm) -> tuple[int, ...]:
+    ages = sorted((*_age(symbol), factor) for symbol, factor in form.terms)
+    return *(number for age in ages for number in age), form.number
 
 
 def number(value: int) -> LengthForm:

@@ -1,0 +1,34 @@
+"""The algebra of lengths: what forms become in a graph."""
+
+import random
+
+import pytensor.tensor as pt
+from pytensor.graph.rewriting.utils import is_same_graph
+
+from scanlib.lengths.forms import LengthForm, minimum
+
+
+def test_equal_forms_are_written_in_one_way():
+    """Else the same loop is compiled again in the next process: sets of variables have no order."""
+    vectors = [pt.vector() for _ in range(12)]
+    axes = [LengthForm.of_axis(vector) for vector in vectors]
+    whole = axes[0]
+    for axis in axes[1:]:
+        whole = whole + axis
+    least = minimum(axes)
+    expected = sum((vector.shape[0] for vector in vectors[1:]), vectors[0].shape[0])
+    first = vectors[0].shape[0]
+    for vector in vectors[1:]:
+        first = pt.minimum(first, vector.shape[0])
+    for seed in range(20):
+        order = random.Random(seed).sample(axes, len(axes))
+        total = order[0]
+        for axis in order[1:]:
+            total = total + axis
+        assert total == whole
+        assert minimum(order) == least
+        assert is_same_graph(total.variable(), expected)
+        assert is_same_graph(minimum(order).variable(), first)
+        nested = minimum([minimum(order[:5]) + 1, minimum(order[5:]) + 2])
+        again = minimum([minimum(order[:5][::-1]) + 1, minimum(order[5:]) + 2])
+        assert is_same_graph(nested.variable(), again.variable())
