@@ -371,26 +371,19 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
     def write_fused(self, node: Apply) -> bool:
         """Write ``a h + b`` in a strip as one operation, which later steps wait for; return whether
         it is such a sum of a state."""
-        if (
-            not self.in_strips
-            or type(node.op) is not Add
-            or node.outputs[0].type.dtype not in FLOATS
-        ):
+        dtype, taps = node.outputs[0].type.dtype, self.loop.taps
+        if not self.in_strips or type(node.op) is not Add or len(node.inputs) != 2:
             return False
-        for product, other in permutations(node.inputs) if len(node.inputs) == 2 else ():
-            inner, clients = product.owner, self.loop.graph.clients[product]
-            is_product = inner is not None and type(inner.op) is Mul and len(inner.inputs) == 2
-            if (
-                is_product
-                and len(clients) == 1
-                and not self.loop.taps.keys().isdisjoint(inner.inputs)
-            ):
-                dtype, number = node.outputs[0].type.dtype, self.scalars.number
-                a, h, b = (
-                    real(self.scalars.spread(self.scalars.number_as(number(v), dtype)))
-                    for v in (*inner.inputs, other)
-                )
-                self.scalars.bind(node.outputs[0], self.w.fma(a, h, b))
+        for product, addend in permutations(node.inputs):
+            inner = product.owner
+            if inner is None or type(inner.op) is not Mul or len(inner.inputs) != 2:
+                continue
+            is_read_once = len(self.loop.graph.clients[product]) == 1
+            is_in_dtype = product.type.dtype == dtype and dtype in FLOATS
+            if is_read_once and is_in_dtype and not taps.keys().isdisjoint(inner.inputs):
+                factors = [self.scalars.number(v) for v in (*inner.inputs, addend)]
+                wide = [self.scalars.number_as(self.scalars.spread(v), dtype) for v in factors]
+                self.scalars.bind(node.outputs[0], self.w.fma(*map(real, wide)))
                 return True
         return False
 

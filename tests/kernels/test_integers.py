@@ -187,3 +187,12 @@ def test_products_near_overflow_keep_their_order(mode):
     # After the first step tanh is one, and its derivative zero.
     first = 2 * np.tanh(0.3) * (1 - np.tanh(0.3) ** 2)
     assert_allclose(gradient(np.full(3, 0.3), 1e308), [first, 0, 0], atol=1e-15)
+
+
+@pytest.mark.all_forms
+@pytest.mark.parametrize("mode", ["numba", "c"])
+def test_products_of_integers_wrap_before_they_are_added_to_floats(mode):
+    """Two channels, which take several steps at once: ``a h + b`` of floats is one operation."""
+    sequences = [np.ones((40, 2)), np.full((40, 2), 7, "int8")]
+    states = [np.array([100, -90], "int8"), np.zeros(2)]
+    check(lambda xp, y, k, c, h: [c + k, c * k + y], sequences, states, MODES[mode])
