@@ -71,8 +71,14 @@ class InnerLoop:
 
     def __post_init__(self) -> None:
         self.inputs = [self.step.place(variable) for variable in self.node.inputs]
+        self.step_decides = False  # how many steps the loop takes
+        if self.node.op.has_n_steps:
+            try:
+                self.step.size_of(self.node.inputs[0])
+            except NoKernelError:
+                self.step_decides = True
         self.failures = dict(self.program.failures)
-        if not self.decides_steps():  # what is checked before the first step is no failure later
+        if not self.step_decides:  # what is checked before the first step is no failure later
             self.failures = {k: own for k, own in self.failures.items() if own.error != UNFIT}
         elif self.program.may_be_unfit:
             raise NoKernelError("a carry of an inner loop may get another shape")
@@ -86,7 +92,7 @@ class InnerLoop:
             found |= enumerate((*place.sizes, *place.strides), first + 1)
         needed = {words.workspace_size, *(word for shape in shapes for word in shape)}
         sizes = program.first_words | {words.capacity: program.first_words[words.steps]}
-        if self.decides_steps():
+        if self.step_decides:
             sizes = {word: sizes[word] for word in needed}
         else:
             self.check()
@@ -99,7 +105,7 @@ class InnerLoop:
                 self.fill(words.functions + number, step.library(function))
         for place, first in zip(self.inputs, words.inputs, strict=True):
             self.fill(first, place.pointer)
-        if self.decides_steps():
+        if self.step_decides:
             self.call(program.kernels.prepare.name)
             self.fill(words.capacity, self.read(words.steps))
         for out, first, shape in zip(self.node.outputs, words.outputs, shapes, strict=True):
@@ -118,10 +124,6 @@ class InnerLoop:
             self.call(run)
         with w.otherwise(chosen):
             self.call(others[0])
-
-    def decides_steps(self) -> bool:
-        """Whether only the step tells how many steps the loop takes."""
-        return self.node.op.has_n_steps and not self.step.is_known(self.node.inputs[0])
 
     def fill(self, word: int, value: Value) -> None:
         """Write a word of the table."""

@@ -110,6 +110,29 @@ def test_a_step_decides_how_many_steps_a_loop_takes(fast_mode):
     assert_derivatives(fixed.sum(), {x: DATA}, lambda data: plain_counted(data).sum(), fast_mode)
 
 
+def test_steps_by_way_of_floats(fast_mode):
+    """The number of steps, and with it that of the rows that are read, is known before the first
+    step, though it is computed with numbers that are no integers."""
+    rows = pt.dmatrix("rows")
+
+    def step(row, h):
+        half = pt.cast(pt.ceil(row.shape[0] * 0.5), "int64")
+        trace = scan(lambda g, v: pt.tanh(g) + v, None, [h], [row[0]], n_steps=half)
+        return (trace[::-1] * pt.arange(trace.shape[0])).sum() + pt.max(trace)
+
+    function = compiled([rows], scan(step, rows, [0.2]), fast_mode)
+    for width in (1, 2, 5):
+        values, h, expected = rng.normal(size=(4, width)), 0.2, []
+        for row in values:
+            g, trace = h, []
+            for _ in range(-(-width // 2)):
+                g = np.tanh(g) + row[0]
+                trace.append(g)
+            h = (np.array(trace[::-1]) * np.arange(len(trace))).sum() + max(trace)
+            expected.append(h)
+        np.testing.assert_allclose(function(values), expected)
+
+
 def test_until(fast_mode):
     def iterate(z, target):
         new = z - (z**3 + z - target) / (3 * z**2 + 1)

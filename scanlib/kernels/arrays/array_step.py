@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.traversal import toposort
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import Join
 from pytensor.tensor.blockwise import Blockwise
@@ -257,26 +258,25 @@ class Step:
         if number is not None:
             return number
         if isinstance(variable, Variable) and variable not in self.known:
-            found = self._derived(variable)
-            if isinstance(found, float) or found is None:
-                raise NoKernelError("sizes that change from step to step have no kernel")
-            self.known[variable] = found
+            self.known[variable] = self._derived(variable)
         return self.sizes.same(self.known[variable])
 
-    def _derived(self, variable: Variable) -> Size | float | None:
-        """Return what a number is that is computed of known ones by way of others, else None."""
-        if variable in self.known:
-            return self.known[variable]
-        if isinstance(variable, Constant):
-            return variable.data.item() if variable.type.dtype in DTYPES else None
-        node = variable.owner
-        if node is None or not isinstance(node.op, Elemwise) or variable.type.ndim:
-            return None
-        parts = list(map(self._derived, node.inputs))
-        if None in parts:
-            return None
-        scalar = node.op.make_scalar_node(*node.inputs)
-        return combined((scalar, node.outputs.index(variable)), *parts)
+    def _derived(self, variable: Variable) -> Size:
+        """Return an integer that is computed of known ones by way of other numbers."""
+        found: dict[Variable, Any] = dict(self.known)
+        for node in toposort([variable], blockers=list(found)):
+            for inp in node.inputs:
+                if isinstance(inp, Constant) and inp.type.dtype in DTYPES and inp.data.size == 1:
+                    found[inp] = inp.data.item()
+            is_number = isinstance(node.op, Elemwise) and node.outputs[0].type.ndim == 0
+            if not is_number or not all(inp in found for inp in node.inputs):
+                break
+            parts = [found[inp] for inp in node.inputs]
+            scalar = node.op.make_scalar_node(*node.inputs)
+            found |= {out: combined((scalar, k), *parts) for k, out in enumerate(node.outputs)}
+        if variable not in found:
+            raise NoKernelError("sizes that change from step to step have no kernel")
+        return found[variable]
 
     def is_known(self, variable: Variable | int) -> bool:
         if isinstance(variable, int):
