@@ -133,9 +133,9 @@ class LoopProgram:
 
     `functions` are scalar nodes that no kernel computes, routines, and kernels of other programs:
     the table has the addresses of functions from the inputs of a node to its output, of the
-    routines and of the kernels. `shared` are outputs
-    of a program in parts that are sums over the parts. Of one that `may_stop`, outputs may have
-    more rows than the result. `progress`: its polls tell how far it is.
+    routines and of the kernels. `shared` are outputs of a program in parts that are sums over the
+    parts. Of one that `may_stop`, outputs may have more rows than the result. `progress`: its polls
+    tell how far it is.
 
     `first_words` are what `prepare` writes into the table, and `checks` what it checks: always, and
     where there is a step. They are made of the inputs' sizes, whose arrays are ``"x0"``, ``"x1"``

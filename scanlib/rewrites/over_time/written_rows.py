@@ -200,10 +200,12 @@ def join_slices(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     if node.op.set_instead_of_inc or any(isinstance(op, IncSubtensor) for op in readers):
         return None
     found = _chain(node)
-    if found is None or not _is_alloc(found.zeros) or len(found.slices) < 2:
+    if found is None or len(found.slices) < 2:
         return None
-    zeros, axis, slices = found
-    size, fit, end = zeros.owner.inputs[1 + axis], [], pt.constant(0, dtype="int64")
+    whole, axis, slices = found.zeros.owner, found.axis, found.slices
+    if whole is None or not isinstance(whole.op, Alloc):
+        return None
+    size, fit, end = whole.inputs[1 + axis], [], pt.constant(0, dtype="int64")
     for _, stop, value in slices:
         if not isinstance(stop, int | None):
             return None
@@ -211,12 +213,8 @@ def join_slices(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
         fit.append(pt.eq(value.shape[axis], end - start))
     rest = CheckedValue(ValueError, "an array of another shape is written to a slice")
     values = [value for *_, value in slices]
-    joined = pt.join(axis, *values, _zeros(zeros.owner, axis, rest(size - end, *fit)))
+    joined = pt.join(axis, *values, _zeros(whole, axis, rest(size - end, *fit)))
     return [joined] if node.outputs[0].type.is_super(joined.type) else None
-
-
-def _is_alloc(zeros: Variable) -> bool:
-    return zeros.owner is not None and isinstance(zeros.owner.op, Alloc)
 
 
 @node_rewriter([IncSubtensor])
