@@ -49,7 +49,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,13 +59,13 @@ UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 FLOATS = ("float32", "float64")
 INTEGERS = SIGNED + UNSIGNED
 DTYPES = ("bool", *INTEGERS, *FLOATS)
+_ITEMSIZES = {dtype: int(np.dtype(dtype).itemsize) for dtype in DTYPES} | {"pointer": 8}
 
 
 # Types
 
 
-@dataclass(frozen=True)
-class Type:
+class Type(NamedTuple):
     """The type of a value: `lanes` numbers of one of `DTYPES` side by side, or a ``"pointer"``."""
 
     dtype: str
@@ -76,7 +77,7 @@ class Type:
     @property
     def itemsize(self) -> int:
         """Bytes of one number in memory."""
-        return 8 if self == POINTER else int(np.dtype(self.dtype).itemsize)
+        return _ITEMSIZES[self.dtype]
 
     def of(self, dtype: str) -> Type:
         """Return the type of another dtype with as many lanes."""
@@ -206,7 +207,7 @@ class Value:
         return self.name
 
     def __repr__(self) -> str:
-        return f"{self.name}: {self.type}"
+        return f"{self}: {self.type}"
 
     @property
     def tree(self) -> Writer:
@@ -243,13 +244,16 @@ class Constant(Value):
 
     def __init__(self, type: Type, value: Any, writer: Writer | None = None) -> None:
         self.value = np.asarray(value).astype(type.dtype)[()]
-        assert np.ndim(value) == 0 or np.shape(value) == (type.lanes,), (type, value)
-        super().__init__(type, str(self.value), writer)
+        assert self.value.shape in ((), (type.lanes,)), (type, value)
+        super().__init__(type, "", writer)
+
+    def __str__(self) -> str:
+        return str(self.value)
 
     @property
     def by_lane(self) -> list[Any]:
         """The number of each lane."""
-        return list(np.broadcast_to(self.value, self.type.lanes))
+        return [self.value] * self.type.lanes if self.value.ndim == 0 else list(self.value)
 
 
 class Local(Value):
@@ -460,6 +464,11 @@ class Function:
     results: tuple[Value, ...]
     is_shared: bool = False
 
+    @cached_property
+    def calls(self) -> list[Function]:
+        """The function of the language that each call is of."""
+        return _calls_in(self.body)
+
     def __str__(self) -> str:
         head = f"{self.name}({', '.join(map(repr, self.parameters))}):"
         last = [f"  return {_listed(self.results)}"] if self.results else []
@@ -486,6 +495,11 @@ class Kernel:
     register: int = 32
     runs_once: bool = False
 
+    @cached_property
+    def calls(self) -> list[Function]:
+        """The function of the language that each call is of."""
+        return _calls_in(self.body)
+
     def __str__(self) -> str:
         head = f"{self.name}({', '.join(map(repr, self.parameters))}):"
         return "\n".join([head, *_inside(self.body)])
@@ -508,11 +522,9 @@ def walk(block: Block) -> Iterator[Statement]:
             yield from walk(inner)
 
 
-def calls_in(root: Function | Kernel) -> Iterator[Function]:
-    """Yield the function of the language that each call in a function or a kernel is of."""
-    for statement in walk(root.body):
-        if isinstance(statement, Call) and isinstance(statement.target, Function):
-            yield statement.target
+def _calls_in(body: Block) -> list[Function]:
+    called = (s.target for s in walk(body) if isinstance(s, Call))
+    return [target for target in called if isinstance(target, Function)]
 
 
 def functions_of(*roots: Function | Kernel, shared: bool = True) -> list[Function]:
@@ -523,7 +535,7 @@ def functions_of(*roots: Function | Kernel, shared: bool = True) -> list[Functio
     found: dict[Function, None] = {}
 
     def visit(root: Function | Kernel) -> None:
-        for function in calls_in(root):
+        for function in root.calls:
             if function not in found and (shared or not function.is_shared):
                 visit(function)
                 found[function] = None

@@ -14,9 +14,11 @@ which returns an int, not zero to stop, and one for every value of a `fail`.
 from __future__ import annotations
 
 import re
+import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from hashlib import sha256
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,11 +32,11 @@ MOST_COPIES = 24  # of a function that is inlined: more would take long to compi
 
 LATCH = "latch_"  # begins the label of the end of each `for`
 _NAME = re.compile(r"%([\w.]+)")
-_MADE = re.compile(r"  %([\w.]+) = ")
 _TRAPS = ("sdiv", "udiv", "srem", "urem")  # may stop the process: stay where they are
 _FLOAT = {"float32": "float", "float64": "double"}
 
 
+@cache
 def type_text(type: ir.Type, in_memory: bool = False) -> str:
     """Return the text of a type."""
     if type == ir.POINTER:
@@ -50,19 +52,19 @@ def _bits(type: ir.Type) -> int:
 
 def constant_text(value: ir.Constant) -> str:
     """Return the text of a number, or of the numbers of all lanes."""
-    items = [_number_text(item, value.type) for item in value.by_lane]
-    if value.type.lanes == 1:
-        return items[0]
-    one = type_text(ir.Type(value.type.dtype))
-    return f"<{', '.join(f'{one} {item}' for item in items)}>"
+    type = value.type
+    if type.lanes == 1:
+        return _number_text(value.value, type)
+    one = type_text(ir.Type(type.dtype))
+    return f"<{', '.join(f'{one} {_number_text(item, type)}' for item in value.by_lane)}>"
 
 
 def _number_text(value: Any, type: ir.Type) -> str:
     if type.is_float:
-        if np.isnan(value):
+        if value != value:
             return "0x7FF8000000000000"
         # The bits of a double, whatever the type.
-        return f"0x{np.float64(value).view(np.uint64):016X}"
+        return f"0x{struct.pack('>d', value).hex().upper()}"
     if type.dtype == "bool":
         return "true" if value else "false"
     return str(int(value))
@@ -132,7 +134,7 @@ class _Module:
     def functions(self, *roots: ir.Function | ir.Kernel) -> _Module:
         """Write what others call but shared functions, inlined unless it is called many times."""
         functions = ir.functions_of(*roots, shared=False)
-        calls = Counter(function for root in (*functions, *roots) for function in ir.calls_in(root))
+        calls = Counter(function for root in (*functions, *roots) for function in root.calls)
         for function in functions:
             self.function(function, "internal", calls[function] <= MOST_COPIES)
         return self
@@ -250,11 +252,6 @@ class _Body:
         self.slots: list[str] = []  # what is on the stack
         self.made: set[ir.Value] = set()
         self.count = 0
-        for statement in ir.walk(block):
-            if isinstance(statement, ir.Assign) and statement.local not in self.made:
-                self.made.add(statement.local)
-                kind = type_text(statement.local.type)
-                self.slots.append(f"%{statement.local.name}.slot = alloca {kind}")
         missing = dict(reads or {})
         for statement in block.statements:
             start = len(self.lines)
@@ -268,8 +265,8 @@ class _Body:
 
     def line(self, text: str) -> None:
         self.lines.append(f"  {text}")
-        if made := _MADE.match(self.lines[-1]):
-            self.depths[made[1]] = len(self.before)
+        if text[0] == "%":
+            self.depths[text[1 : text.index(" ")]] = len(self.before)
 
     def compute(self, text: str, name: str = "") -> str:
         """Write an instruction without effects, unless it is known; return the name of its result.
@@ -363,8 +360,11 @@ class _Body:
                 items = f"[{count} x {type_text(ir.Type(dtype), in_memory=True)}]"
                 self.slots.append(f"%{result.name} = alloca {items}, align 64")
             case ir.Assign(local, value):
-                text = f"{type_text(local.type)} {self.read(value)}"
-                self.line(f"store {text}, ptr %{local.name}.slot")
+                kind = type_text(local.type)
+                if local not in self.made:
+                    self.made.add(local)
+                    self.slots.append(f"%{local.name}.slot = alloca {kind}")
+                self.line(f"store {kind} {self.read(value)}, ptr %{local.name}.slot")
             case ir.For(index, start, stop, step, body):
                 self.loop(index.name, (self.read(start), self.read(stop)), step, body)
             case ir.While(before, condition, body):
