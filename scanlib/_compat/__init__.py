@@ -233,15 +233,19 @@ def copy_graph(
     outputs: Sequence[Variable],
     onto: Sequence[Variable] | None = None,
 ) -> tuple[list[Variable], list[Variable]]:
-    """Return fresh inputs, or those given, and copies of the outputs that read them."""
-    fresh = [inp.type() for inp in inputs] if onto is None else list(onto)
+    """Return fresh inputs, or those given, and copies of the outputs that read them.
+
+    They do not say where they were made, as `Type.__call__` lets them: it is what takes longest.
+    """
+    fresh = [inp.type.make_variable() for inp in inputs] if onto is None else list(onto)
     memo: dict[Variable, Variable] = dict(zip(inputs, fresh, strict=True))
 
     def copy(variable: Variable) -> Variable:
         return variable if isinstance(variable, Constant) else memo[variable]
 
     for node in toposort(outputs, blockers=list(inputs)):
-        new = Apply(node.op, [copy(inp) for inp in node.inputs], [o.type() for o in node.outputs])
+        results = [out.type.make_variable() for out in node.outputs]
+        new = Apply(node.op, [copy(inp) for inp in node.inputs], results)
         memo.update(zip(node.outputs, new.outputs, strict=True))
     return fresh, [copy(out) for out in outputs]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pytensor.graph.basic import Apply
@@ -38,6 +39,18 @@ class Expression:
     operation: str | tuple[Apply, int]
     parts: tuple[Any, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.operation, self.parts))
+
+    @cached_property
+    def text(self) -> str:
+        """What the terms of sums and products are sorted by."""
+        return repr(self)
+
 
 Size = int | Given | Expression
 
@@ -65,7 +78,7 @@ def _joined(operation: str, nothing: int, sizes: tuple[Size, ...]) -> Size:
             terms.append(size)
     if not terms or (operation == "mul" and number == 0):
         return number
-    terms.sort(key=repr)
+    terms.sort(key=lambda term: term.text if isinstance(term, Expression) else repr(term))
     parts = (*terms, *([number] if number != nothing else []))
     return parts[0] if len(parts) == 1 else Expression(operation, parts)
 
