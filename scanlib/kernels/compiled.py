@@ -20,12 +20,11 @@ from pytensor.configdefaults import config
 
 from scanlib import kept_files
 from scanlib.kernels.language import Function, Kernel
-from scanlib.kernels.printers.llvm import count_loops, print_kernels, shared_functions
+from scanlib.kernels.printers.llvm import print_kernels, shared_functions
 from scanlib.kernels.processor import processor
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.thread_parts import combining_kernel
 
-MANY_LOOPS = 32  # of a module
 # Kernels are written in lanes, take several steps or channels in a pass where that pays, and have
 # in their loops what depends on the loops only: the rest of LLVM's passes take twice the time of
 # these together, and gain nothing.
@@ -144,10 +143,9 @@ def _compile(text: str) -> bytes:
     for name in PASSES:
         getattr(passes, f"add_{name}_pass")()
     passes.run(module, builder)
-    # What keeps an address of every loop in a variable of its own takes the square of the number of
-    # loops: ten of eleven seconds for the gradient of a Kalman filter. Kernels of fewer loops take
-    # up to 1.2 times as long without (two channels).
-    llvm.set_option("scanlib", f"-disable-lsr={int(count_loops(text) > MANY_LOOPS)}")
+    # What grows with the index of a loop is added up in the text already. LLVM's pass for that
+    # takes two fifths of this time, and the square of the number of loops.
+    llvm.set_option("scanlib", "-disable-lsr=1")
     try:
         return machine.emit_object(module)
     finally:

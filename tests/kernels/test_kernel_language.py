@@ -20,7 +20,7 @@ from scanlib.kernels.language import (
     Value,
     write_function,
 )
-from scanlib.kernels.printers.llvm import count_loops, print_kernels
+from scanlib.kernels.printers.llvm import print_kernels
 from tests.kernel_interpreter import run
 from tests.kernel_runs import COMPILER, by_c, by_llvm, interpreted, write_kernel
 from tests.kernel_verifier import FITS, KernelError, verify
@@ -393,13 +393,48 @@ def test_vectors_stay_inside_shared_functions():
     verify(write_function("apart", [POINTER, POINTER], negate, is_shared=True))
 
 
-def test_loops_of_a_module_are_counted():
-    """Each `for`, nested ones and those of functions as well; no `while`."""
-    step = write_function("step", [POINTER, POINTER, INT64], lambda w, *given: (sums(w, *given),))
+INTEGERS = [-3, -1, 0, 1, 2, 3, 8, 24, 2**40, 2**62 + 1]
+SMALL = st.integers(-3, 3)
 
-    def nested(w, x, out, n):
-        with w.loop(0, n), w.loop(0, n):
-            w.call(step, x, out, n)
 
-    kernel = write_kernel("nested", {"x": POINTER, "out": POINTER, "n": INT64}, nested)
-    assert count_loops(print_kernels(kernel)) == 3
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(SMALL, st.integers(-4, 6), st.integers(1, 3)), min_size=1, max_size=3),
+    st.lists(st.tuples(st.sampled_from(["add", "sub", "mul"]), *[st.integers(0, 99)] * 2)),
+    st.lists(st.tuples(SMALL, SMALL), min_size=3, max_size=3),
+    st.booleans(),
+)
+def test_what_grows_with_loops(loops, operations, strides, in_turn):
+    """Sums and multiples of indices, and addresses made of them, in nested loops."""
+
+    def write(w, out, n, *given):
+        """Store numbers made of the indices where strides, known and not, lead."""
+        indices = []
+
+        def level(depth):
+            if depth == len(loops):
+                numbers = [*indices, n, *given, *(w.constant(i, INT64) for i in INTEGERS)]
+                for operation, one, other in operations:
+                    chosen = (numbers[i % len(numbers)] for i in (one, other))
+                    numbers.append(w.apply(operation, *chosen))
+                place = w.constant(512, INT64)
+                for index, (known, _), stride in zip(indices, strides, given, strict=False):
+                    place = place + (index * stride + index * known if in_turn else index * stride)
+                for ahead, number in enumerate(numbers[-3:]):
+                    w.store(out, (place + ahead) * 8, number)
+                w.store(out, 8192 - place * 8, place)
+                return
+            first, count, step = loops[depth]
+            start = n + first
+            with w.loop(start, start + count, step) as i:
+                indices.append(i)
+                with w.when(i.differs(2)):
+                    level(depth + 1)
+                indices.pop()
+
+        level(0)
+
+    types = {"out": POINTER, "n": INT64, "a": INT64, "b": INT64, "c": INT64}
+    kernel = write_kernel("growing", types, write)
+    given = [own for _, own in strides]
+    assert_same_bits(kernel, [np.zeros(1024, "i8"), np.int64(1), *map(np.int64, given)], False)
