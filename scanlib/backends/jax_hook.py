@@ -17,6 +17,7 @@ from pytensor.graph.fg import FunctionGraph
 from scanlib.ops.execution import register_loader
 from scanlib.ops.linker_features import (
     NeedsKnownLengths,
+    TakesSteps,
     holds_scanlib_ops,
     needs_known_lengths,
 )
@@ -67,6 +68,8 @@ class MarkLoops(LoopRewrite):
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         if holds_scanlib_ops(fgraph):
             fgraph.attach_feature(NeedsKnownLengths())
+            if jax_backend().takes_steps():
+                fgraph.attach_feature(TakesSteps())
 
 
 class PrepareForJAX(LoopRewrite):

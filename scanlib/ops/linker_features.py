@@ -26,6 +26,17 @@ class NeedsKnownLengths(Feature):
         self.data = tuple(data)
 
 
+class TakesSteps(Feature):
+    """Says that the linker takes matrix recurrences step by step, and not all steps at once."""
+
+
+class MarkSteps(LoopRewrite):
+    """Mark the graphs of linkers that take steps: numba's and C's. (JAX's do on one CPU.)"""
+
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
+        fgraph.attach_feature(TakesSteps())
+
+
 class HadLoops(Feature):
     """Says that a graph had loops, of which rewrites may leave none."""
 
@@ -51,6 +62,11 @@ def holds_scanlib_ops(fgraph: FunctionGraph) -> bool:
 def needs_known_lengths(fgraph: FunctionGraph) -> bool:
     """Whether loops of unknown length, and all other loops of the graph, are to stay whole."""
     return bool(features(fgraph, NeedsKnownLengths))
+
+
+def takes_steps(fgraph: FunctionGraph) -> bool:
+    """Whether the linker takes matrix recurrences step by step."""
+    return bool(features(fgraph, TakesSteps))
 
 
 def data_in(fgraph: FunctionGraph) -> tuple[Variable, ...]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from pytensor.compile.mode import optdb
 
-from scanlib.ops.linker_features import RememberLoops
+from scanlib.ops.linker_features import MarkSteps, RememberLoops
 from scanlib.ops.loop_rewrite import WhereLoopsAre
 from scanlib.ops.lowered.found_results import take_found
 from scanlib.rewrites.adopt.adopt import AdoptLoops
@@ -61,6 +61,8 @@ ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
     (0.085, "ran_steps", WhereLoopsAre(fill_mask, always=True), ALWAYS),
     # Before loops are taken apart.
     (1.6, "remember_loops", RememberLoops(), NUMBA),
+    (1.601, "mark_steps", MarkSteps(), NUMBA),
+    (1.601, "mark_steps_in_c", MarkSteps(), ("fast_run", "cxx_only")),
     # Canonicalization puts what is written into the same zeros into one chain.
     (1.602, "joined_rows", WhereLoopsAre(join_written_rows), FAST),
     # Sums are canonical by then; what they read may need no history any more.

@@ -16,7 +16,7 @@ from scanlib.ops.scan import Scan
 from scanlib.rewrites.lower.lower_linear import explain_linear
 from tests.checks import assert_derivatives
 from tests.matrix_cases import CASES, T, build, by_hand, values_of
-from tests.modes import MODES
+from tests.modes import AT_ONCE
 from tests.reference import reference_scan
 
 
@@ -27,7 +27,9 @@ def kinds(function):
 
 def compiled(inputs, outputs, lowered=True, mode="c"):
     with pytensor.config.change_flags(scanlib__linear=lowered):
-        return pytensor.function(list(inputs), outputs, mode=MODES[mode], on_unused_input="ignore")
+        return pytensor.function(
+            list(inputs), outputs, mode=AT_ONCE[mode], on_unused_input="ignore"
+        )
 
 
 @pytest.mark.slow
@@ -164,7 +166,7 @@ def test_derivatives_to_second_order(name, python_kernels):
 
     values = values_of(case, steps=4)
     assert_derivatives(
-        cost, dict(zip(inputs.values(), values.values(), strict=True)), reference, MODES["c"]
+        cost, dict(zip(inputs.values(), values.values(), strict=True)), reference, AT_ONCE["c"]
     )
 
 

@@ -16,7 +16,7 @@ from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.lower.lower_linear import explain_linear
 from tests.checks import assert_derivatives
-from tests.modes import MODES
+from tests.modes import AT_ONCE
 from tests.reference import reference_scan
 
 pytestmark = pytest.mark.usefixtures("python_kernels")
@@ -151,7 +151,7 @@ def kinds(function):
 
 def compiled(inputs, outputs, lowered=True, mode="c"):
     with pytensor.config.change_flags(scanlib__linear=lowered):
-        return pytensor.function(list(inputs), outputs, mode=MODES[mode])
+        return pytensor.function(list(inputs), outputs, mode=AT_ONCE[mode])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -564,7 +564,7 @@ def test_a_value_wider_than_what_it_fills(open_sizes):
 
     generator = np.random.default_rng(5)
     values = {x: generator.normal(size=(3, 1, 4)), h0: generator.normal(size=(4, 1)) / 3}
-    assert_derivatives((states**2).sum(), values, reference, MODES["c"])
+    assert_derivatives((states**2).sum(), values, reference, AT_ONCE["c"])
 
 
 OWN_PLACES = {
@@ -590,7 +590,7 @@ def test_states_multiplied_number_by_number_make_no_matrix(name, mode):
     traces = scanlib.scan(lambda *a: step(pt, *a), x, [M0, pt.zeros(D)], return_updates=False)
     cost = sum((pt.tanh(trace) ** 2).sum() for trace in traces)
     outputs = [*traces, *pytensor.grad(cost, [x, M0])]
-    function = pytensor.function([x, M0], outputs, mode=MODES[mode])
+    function = pytensor.function([x, M0], outputs, mode=AT_ONCE[mode])
     nodes = function.maker.fgraph.toposort()
     if name != "an item":
         assert not any(isinstance(node.op, LinearScan) for node in nodes)
@@ -600,7 +600,7 @@ def test_states_multiplied_number_by_number_make_no_matrix(name, mode):
         cost,
         {x: values[0], M0: values[1]},
         lambda *v: sum((np.tanh(trace) ** 2).sum() for trace in plain(*v)),
-        MODES[mode],
+        AT_ONCE[mode],
         order=1,
     )
 
@@ -610,7 +610,7 @@ def test_a_product_of_a_column_and_a_row_is_elementwise():
     trace = scanlib.scan(
         lambda x, P: 0.9 * P + pt.outer(x, x), x, pt.zeros((D, D)), return_updates=False
     )
-    function = pytensor.function([x], trace, mode=MODES["c"])
+    function = pytensor.function([x], trace, mode=AT_ONCE["c"])
     assert any(isinstance(n.op, ElemwiseScan) for n in function.maker.fgraph.toposort())
     values = rng.normal(size=(T, D))
     (expected,) = reference_scan(

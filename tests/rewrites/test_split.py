@@ -218,6 +218,31 @@ class TestSums:
         with pytest.raises(IndexError, match="fewer than 1 step"):
             function(a[:0], b[:0])
 
+    def test_sums_of_several_outer_products_leave(self):
+        """A matrix that a step uses twice: its gradient adds two products."""
+        h0, A, B = pt.vector(shape=(N,)), pt.matrix(shape=(N, N)), pt.matrix(shape=(N, N))
+        x = pt.matrix(shape=(None, N))
+
+        def step(x, h, g, A, B):
+            return pt.tanh(A @ h - B @ g + x), A @ g + pt.tanh(B @ h)
+
+        traces = scanlib.scan(step, x, [h0, 2 * h0], [A, B], return_updates=False)
+        cost = sum((trace**2).sum() for trace in traces)
+        inputs = [x, h0, A, B]
+        gradient = pytensor.grad(cost, inputs)
+        function = pytensor.function(inputs, gradient, mode=unfused("c"))
+        loops = [n for n in function.maker.fgraph.toposort() if isinstance(n.op, Scan)]
+        shapes = [out.type.shape for node in loops for out in node.outputs]
+        assert shapes
+        assert not any(shape[-2:] == (N, N) for shape in shapes)  # no sum of products stays
+        assert count(function, PRODUCTS) >= 4
+        rng = np.random.default_rng(0)
+        data = [rng.standard_normal(v.type.shape or (1,)) for v in inputs[1:]]
+        data = [rng.standard_normal((T, N)), *(own / 2 for own in data)]
+        plain = pytensor.function(inputs, gradient, mode=MODES["py"])
+        for one, two in zip(function(*data), plain(*data), strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-11)
+
     def test_products_of_an_elementwise_recurrence(self):
         """The product leaves before a kernel would take it as elementwise work."""
         x, z = pt.dmatrix("x"), pt.dmatrix("z")

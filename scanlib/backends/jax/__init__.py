@@ -14,4 +14,9 @@ def combines_in_trees() -> bool:
     return jax.default_backend() != "cpu"
 
 
-__all__ = ["combines_in_trees", "compiled_loops", "rows"]
+def takes_steps() -> bool:
+    """Whether matrix recurrences are taken step by step: on one CPU, where steps are kernels."""
+    return jax.default_backend() == "cpu" and jax.device_count() == 1
+
+
+__all__ = ["combines_in_trees", "compiled_loops", "rows", "takes_steps"]

@@ -29,6 +29,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import DimShuffle
 
+from scanlib.ops.linker_features import takes_steps
 from scanlib.ops.loop import Carry, Loop, Part, State
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.lowered.linear_scan import LinearOptions, Parts, history_of
@@ -47,7 +48,7 @@ class LowerLinearLoops(LowersLoops):
             return False
         read = [bool(fgraph.clients.get(out)) for out in node.outputs]
         try:
-            new = lower_linear(node, read)
+            new = lower_linear(node, read, by_steps=takes_steps(fgraph))
         except NotLinearError:
             return False
         pairs = zip(node.outputs, new, strict=True)
@@ -59,19 +60,22 @@ class LowerLinearLoops(LowersLoops):
 def explain_linear(node: Apply) -> str | None:
     """Return why a loop is not lowered to a `LinearScan`, None if it can be."""
     try:
-        find_recurrence(node)
+        find_recurrence(node, by_steps=True)
     except NotLinearError as error:
         return str(error)
     return None
 
 
-def lower_linear(node: Apply, read: list[bool], at_any_cost: bool = False) -> list[Variable | None]:
+def lower_linear(
+    node: Apply, read: list[bool], at_any_cost: bool = False, by_steps: bool = False
+) -> list[Variable | None]:
     """Return what replaces each output of a loop that is read, as graphs of its inputs.
 
     `at_any_cost` is not to ask what the matrices cost; the loop need not have been simplified then.
-    `NotLinearError` if the loop is of another form.
+    `by_steps` says that the linker takes recurrences step by step. `NotLinearError` if the loop is
+    of another form.
     """
-    loop, parts = find_recurrence(node, at_any_cost)
+    loop, parts = find_recurrence(node, at_any_cost, by_steps)
     detached = detach(loop)
     try:
         lowering = LinearLowering(loop, parts, read, detached.checked(loop))

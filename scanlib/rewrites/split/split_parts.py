@@ -18,9 +18,10 @@ from collections.abc import Iterable
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
+from pytensor.scalar import basic as ps
 from pytensor.tensor.elemwise import Elemwise
 
-from scanlib.ops.graph import depends_on, is_tensor
+from scanlib.ops.graph import applies, depends_on, is_tensor
 from scanlib.ops.loop import Carry, Loop, Output, State
 from scanlib.rewrites.lower.canonical_loop import split_sums
 from scanlib.rewrites.over_time.split_cost import (
@@ -152,17 +153,19 @@ class SplitParts:
         return any(self._is_product_sum(added) for _, added in self.sums)
 
     def _is_product_sum(self, added: Variable) -> bool:
-        """Whether a sum over time is one matrix product, or of what only a batch computes."""
+        """Whether a sum over time is made of matrix products, or of what only a batch computes."""
         if self.is_costly(added):
             return True
         node = added.owner
-        while node is not None and (is_view(node) or self.kinds.get(node) == LIGHT):
-            if is_sum_of_products(node) or varying_index(node, self.varying.__contains__):
-                return True
-            if not is_view(node):
-                return False
-            node = node.inputs[0].owner
-        return node is not None and self.kinds.get(node) in (PRODUCT, PAIRS)
+        if node is None:
+            return False
+        if not is_view(node) and self.kinds.get(node) != LIGHT:
+            return self.kinds.get(node) in (PRODUCT, PAIRS)
+        if is_sum_of_products(node) or varying_index(node, self.varying.__contains__):
+            return True
+        if is_view(node):
+            return self._is_product_sum(node.inputs[0])
+        return applies(node, ps.Add | ps.Sub) and all(map(self._is_product_sum, node.inputs))
 
     # What the loop stores for what comes after it
 
