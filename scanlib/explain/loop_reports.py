@@ -45,6 +45,7 @@ from scanlib.schedules.selection import (
     can_chunk,
     can_slice,
     few_channels,
+    has_complex,
     least_row,
     schedule,
 )
@@ -281,6 +282,8 @@ def _grade_elementwise(
         why = "`until` may end the loop after any step, so steps run one at a time"
     elif of_no_class:
         why = f"steps of {listed(of_no_class)} cannot be combined, so they run in order"
+    elif has_complex(op):
+        why = "combining steps of complex numbers takes longer than running them in order"
     else:
         why = "a row is one number, and what combines over steps is at most a sum"
     return verdict(FUSED, f"{why}, with all values in registers")

@@ -1,13 +1,14 @@
 """The loop in plain Python: without any kernels, or for a backend that puts kernels into its steps.
 
-It walks the steps one by one and calls the compiled body for each; histories are written
-once, row by row, into arrays made before the first step.
+It is a function of Python, written for the loop, that walks the steps one by one and calls the
+compiled body for each, or has its lines; histories are written once, row by row, into arrays made
+before the first step.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -63,17 +64,28 @@ class PythonLoop:
         """Return a copy of an array, or of a carry that is none."""
         return value.copy() if isinstance(value, np.ndarray) else copy.deepcopy(value)
 
-    def row(self, history: Any, place: int) -> Any:
-        """Return a row of a history as a step reads it."""
-        return np.asarray(history[place])
+    def past(self, row: str, ndim: int) -> str:
+        """Return the text of a row of a history as a step reads it, given that of the row."""
+        return row if ndim else f"asarray({row})"
+
+    def step_text(self) -> tuple[Sequence[str], list[str], dict[str, Any]]:
+        """Return the lines that compute a step from ``x0``, ``x1`` and so on, the texts of its
+        results, and what the lines refer to."""
+        given = ", ".join(f"x{k}" for k in range(len(self.op.body.inputs)))
+        results = [f"found[{k}]" for k in range(len(self.op.body.outputs))]
+        return [f"found = step({given})"], results, {"step": self.step}
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        walk = self.walk(*inputs)
-        while True:
-            try:
-                next(walk)
-            except StopIteration as end:
-                return end.value
+        return self.end(inputs, *self.loop(*self._given(inputs)))
+
+    def walk(self, *inputs: Any) -> Generator[tuple[int, list, Sequence[Any]], None, list[Any]]:
+        """Take the steps; yield the place, the arguments and the results of each."""
+        found = yield from self._function(yields=True)(*self._given(inputs))
+        return self.end(inputs, *found)
+
+    def _given(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        outer, steps, capacity, histories, carries = self.start(inputs)
+        return steps, capacity, *outer.sequences, *histories, *carries, *outer.non_sequences
 
     def start(self, inputs: Sequence[Any]) -> tuple[Any, int, int, list[Any], list[Any]]:
         """Return the inputs in groups, the number of steps, for how many there is memory at first,
@@ -87,41 +99,95 @@ class PythonLoop:
         histories = [self._history(i, first, capacity) for i, first in enumerate(outer.initials)]
         return outer, steps, capacity, histories, [self.copied(value) for value in outer.carries]
 
-    def walk(self, *inputs: Any) -> Generator[tuple[int, list, Sequence[Any]], None, list[Any]]:
-        """Take the steps; yield the place, the arguments and the results of each."""
+    @cached_property
+    def loop(self) -> Callable[..., Any]:
+        """The function that takes the steps."""
+        return self._function()
+
+    def _function(self, yields: bool = False) -> Callable[..., Any]:
+        """Return the function that takes the steps, and perhaps yields what each one does.
+
+        In its text ``s`` are sequences, ``h`` histories, ``z`` stacked outputs, ``p`` and ``q`` the
+        shapes of their rows, and ``x`` what a step reads.
+        """
         signature = self.signature
-        outer, steps, capacity, histories, carries = self.start(inputs)
-        stacks: list[Any] = [None] * signature.n_outputs
-        first_carry = signature.n_states
-        first_output = first_carry + signature.n_carries
-        stop = first_output + signature.n_outputs
-        done = 0
-        while done < steps:
-            if done == capacity:
-                capacity = min(steps, 2 * capacity)
-                histories, stacks = self.grown(histories, stacks, done, capacity)
-            t = steps - 1 - done if signature.reverse else done
-            arguments = [self.as_array(sequence[t]) for sequence in outer.sequences]
-            arguments += [
-                self.row(histories[i], place + t * moves) for i, place, moves in self.taps
-            ]
-            arguments += carries
-            arguments += outer.non_sequences
-            found = self.step(*arguments)
-            for i, history in enumerate(histories):
-                self._write_state(i, history, t, done, found[i])
-            carries = list(found[first_carry:first_output])
-            for i in range(signature.n_outputs):
-                value = self.as_array(found[first_output + i])
-                if done == 0:
-                    stacks[i] = self.empty((capacity, *value.shape), value)
-                self.check_row(self.messages.output_shape, i, done, stacks[i], value)
-                stacks[i][t] = value
-            done += 1
-            yield t, arguments, found
-            if signature.has_stop and bool(found[stop]):
-                break
-        return self.end(inputs, histories, carries, stacks, done, capacity)
+        names = [f"x{k}" for k in range(len(self.op.body.inputs))]
+        inner, (computed, results, scope) = signature.split_body_inputs(names), self.step_text()
+        if yields:
+            computed = [*computed, f"yield t, [{', '.join(names)}], found"]
+        arrays = [f"s{i}" for i in range(signature.n_sequences)]
+        arrays += [f"h{i}" for i in range(signature.n_states)]
+        given = ["steps", "capacity", *arrays, *inner.carries, *inner.non_sequences]
+        lines = [f"def loop({', '.join(given)}):"]
+        lines += [f" p{i} = h{i}.shape[1:]" for i in range(signature.n_states)]
+        lines += [f" z{i} = q{i} = None" for i in range(signature.n_outputs)]
+        lines += [" done = 0", " while done < steps:"]
+        lines += [f"  {line}" for line in self._step_lines(names, computed, results)]
+        groups = [arrays[signature.n_sequences :], inner.carries]
+        groups += [[f"z{i}" for i in range(signature.n_outputs)]]
+        texts = [f"[{', '.join(group)}]" for group in groups]
+        lines.append(f" return {', '.join(texts)}, done, capacity")
+        scope = {
+            **scope,
+            "asarray": self.as_array,
+            "check": self.check_row,
+            "copied": self.copied,
+            "empty": self.empty,
+            "grown": self.grown,
+            "messages": self.messages,
+        }
+        exec("\n".join(lines), scope)
+        return scope["loop"]
+
+    def _step_lines(
+        self, names: list[str], computed: Sequence[str], results: list[str]
+    ) -> Iterator[str]:
+        signature, inputs = self.signature, self.op.body.inputs
+        states, outputs = range(signature.n_states), range(signature.n_outputs)
+        if signature.has_stop and not signature.reverse:
+            hs, zs = ("".join(f"{c}{i}, " for i in n) for c, n in (("h", states), ("z", outputs)))
+            yield "if done == capacity:"
+            yield " capacity = min(steps, 2 * capacity)"
+            yield f" ({hs}), ({zs}) = grown(({hs}), ({zs}), done, capacity)"
+        yield f"t = {'steps - 1 - done' if signature.reverse else 'done'}"
+        ndims = [getattr(variable.type, "ndim", 0) for variable in inputs]
+        rows = [f"s{i}[t]" for i in range(signature.n_sequences)]
+        rows = [row if ndim else f"asarray({row})" for row, ndim in zip(rows, ndims, strict=False)]
+        rows += [
+            self.past(f"h{i}[{place}{' + t' * moves}]", ndim)
+            for (i, place, moves), ndim in zip(self.taps, ndims[len(rows) :], strict=False)
+        ]
+        yield from (f"{name} = {row}" for name, row in zip(names, rows, strict=False))
+        yield from computed
+        made = signature.split_body_outputs(results)
+        for i, value in enumerate(made.outputs):
+            yield "if done == 0:"
+            yield f" z{i}, q{i} = empty((capacity, *{value}.shape), {value}), {value}.shape"
+            yield f"if {value}.shape != q{i}:"
+            yield f" check(messages.output_shape, {i}, done, z{i}, {value})"
+            yield f"z{i}[t] = {value}"
+        for i, value in enumerate(made.states):
+            yield f"if {value}.shape != p{i}:"
+            yield f" check(messages.state_shape, {i}, done, h{i}, {value})"
+            yield from self._written(i, value)
+        if made.carries:
+            carries = signature.split_body_inputs(names).carries
+            yield f"{', '.join(carries)} = {', '.join(made.carries)}"
+        yield "done += 1"
+        if made.stop is not None:
+            yield f"if {made.stop}: break"
+
+    def _written(self, i: int, value: str) -> Iterator[str]:
+        """Yield what writes a result into its row; an untraced state moves its own on."""
+        reverse, depth = self.signature.reverse, self.signature.depths[i]
+        if not self.signature.untraced[i]:
+            yield f"h{i}[{'t' if reverse else f't + {depth}'}] = {value}"
+            return
+        if depth > 1:
+            later, earlier = f"h{i}[1:]", f"h{i}[:-1]"
+            into, read = (later, earlier) if reverse else (earlier, later)
+            yield f"{into} = copied({read})"
+        yield f"h{i}[{0 if reverse else -1}] = {value}"
 
     def end(
         self,
@@ -187,21 +253,6 @@ class PythonLoop:
         for axis, (expected, size) in enumerate(zip(rows.shape[1:], value.shape, strict=True)):
             if expected != size:
                 raise StepShapeError(text(i, axis), done, expected, size)
-
-    def _write_state(self, i: int, history: Any, t: int, done: int, value: Any) -> None:
-        value = self.as_array(value)
-        self.check_row(self.messages.state_shape, i, done, history, value)
-        depth = self.signature.depths[i]
-        if not self.signature.untraced[i]:
-            history[t if self.signature.reverse else t + depth] = value
-        elif self.signature.reverse:
-            if depth > 1:
-                history[1:] = self.copied(history[: depth - 1])
-            history[0] = value
-        else:
-            if depth > 1:
-                history[: depth - 1] = self.copied(history[1:])
-            history[-1] = value
 
     @cached_property
     def row_shapes(self) -> Callable[..., Sequence[Any]]:

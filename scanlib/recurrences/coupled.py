@@ -16,33 +16,24 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from scanlib.kernels.language import BOOL, Type, Value
-from scanlib.kernels.scalars import Number, Pair, parts_of
-from scanlib.kernels.spans import Cell, Items, Same
+from scanlib.kernels.language import BOOL, FLOATS, Local, Type, Value
+from scanlib.kernels.spans import Items
 from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.recurrences.block_scans import Arithmetic, History, StepBlock
-from scanlib.recurrences.trust import (
-    MODERATE,
-    above,
-    extreme,
-    is_extreme,
-    is_moderate,
-    some,
-    some_one_by_one,
-)
+from scanlib.recurrences.trust import MODERATE, above, extreme, is_moderate, some
 
 GROUP = 4
 
 Symbol = tuple[int, int]  # a part, and how many steps before the group
-_Product = tuple[Number | None, Number | None]  # None is one
+_Product = tuple[Value | None, Value | None]  # None is one
 
 
 @dataclass
 class _Form:
     """Coefficients of values before the group (None is one), and the constant."""
 
-    coefficients: dict[Symbol, Number | None]
-    constant: Number | None
+    coefficients: dict[Symbol, Value | None]
+    constant: Value | None
 
 
 def scan_coupled(
@@ -62,11 +53,11 @@ def scan_coupled(
     w = block.writer
     dtype = histories[recurrence.parts[0]].values.dtype
     trusted = w.local(True, BOOL)
-    inexact = dtype[0] in "fc"
+    inexact = dtype in FLOATS
     if inexact:
         used = {term.coefficient for terms in recurrence.terms for term in terms}
         for k in sorted(k for k in used if k is not None):
-            w.assign(trusted, w.copy(trusted) & ~_some_extreme(block, elements[k]))
+            w.assign(trusted, w.copy(trusted) & ~some(w, elements[k], block.size, extreme))
     good, delays = w.copy(trusted), _delays(recurrence, read)
     with w.when(good):
         done: Value = w.constant(0, Type("int64"))
@@ -75,14 +66,10 @@ def scan_coupled(
         for part in recurrence.parts if inexact else ():
             own = histories[part]
             if part in delays:
-                last = own.at(-1).load(block.step(block.size))
+                last = own.at(-1).real(block.step(block.size))
                 w.assign(trusted, w.copy(trusted) & is_moderate(w, last))
                 continue
-            count = block.size + own.depth
-            if dtype in MODERATE:
-                bad = some(w, own.values, count, above(MODERATE[dtype]))
-            else:
-                bad = some_one_by_one(w, own.values, count, lambda v: ~is_moderate(w, v))
+            bad = some(w, own.values, block.size + own.depth, above(MODERATE[dtype]))
             w.assign(trusted, w.copy(trusted) & ~bad)
     return w.copy(trusted)
 
@@ -106,15 +93,6 @@ def _delays(recurrence: Recurrence, read: Collection[int]) -> set[int]:
     return known - set(read) if len(known) == len(rows) else set()
 
 
-def _some_extreme(block: StepBlock, items: Items) -> Value:
-    w = block.writer
-    if isinstance(items, Same):
-        return is_extreme(w, items.value)
-    if items.dtype in MODERATE:
-        return some(block.writer, items, block.size, extreme)
-    return some_one_by_one(w, items, block.size, lambda value: is_extreme(w, value))
-
-
 @dataclass
 class _Groups:
     """Writes the loop over groups of some steps."""
@@ -129,7 +107,7 @@ class _Groups:
     def __post_init__(self) -> None:
         self.w = self.block.writer
         self.dtype = self.histories[self.recurrence.parts[0]].values.dtype
-        self.kept: dict[Symbol, Cell] = {}
+        self.kept: dict[Symbol, Local] = {}
         self.arithmetic = Arithmetic(self.w)
 
     def write(self, begin: Value) -> Value:
@@ -142,8 +120,7 @@ class _Groups:
             # is no group, what is read here is memory of the history all the same.
             part, back = symbol
             if back <= self.steps:
-                value = self.histories[part].at(-back).load(first)
-                self.kept[symbol] = Cell(w, value)
+                self.kept[symbol] = w.local(self.histories[part].at(-back).real(first))
         with w.loop(begin, end, self.steps) as k:
             self.write_group(self.block.step(k))
         return end
@@ -161,11 +138,11 @@ class _Groups:
 
     def write_group(self, j: Value) -> None:
         forms: list[dict[int, _Form]] = []
-        read: dict[Symbol, Number] = {}
-        values: dict[Symbol, Number] = {}
+        read: dict[Symbol, Value] = {}
+        values: dict[Symbol, Value] = {}
         for u in range(self.steps):
             at = (j - u if self.block.reverse else j + u) if u else j
-            item = cache(lambda k, at=at: self.elements[k].load(at))
+            item = cache(lambda k, at=at: self.elements[k].real(at))
             current: dict[int, _Form] = {}
             rows = zip(
                 self.recurrence.parts,
@@ -212,24 +189,20 @@ class _Groups:
                 values[part, self.steps - u] = total
         for part, u, total in stored:
             self.histories[part].at(u).store(j, total)
-        for symbol, cell in self.kept.items():
-            cell.value = values[symbol]
+        for symbol, local in self.kept.items():
+            self.w.assign(local, values[symbol])
 
-    def past(self, part: int, back: int, j: Value, read: dict[Symbol, Number]) -> Number:
+    def past(self, part: int, back: int, j: Value, read: dict[Symbol, Value]) -> Value:
         """Return the value of a part `back` steps before the group."""
         if (part, back) not in read:
             if (part, back) in self.kept:
-                read[part, back] = self.kept[part, back].value
+                read[part, back] = self.w.copy(self.kept[part, back])
             else:
-                read[part, back] = self.histories[part].at(-back).load(j)
+                read[part, back] = self.histories[part].at(-back).real(j)
         return read[part, back]
 
-    # Numbers of any dtype
-
-    def number(self, value: int) -> Number:
-        half = parts_of(self.dtype)
-        real = self.w.constant(value, Type(half or self.dtype))
-        return real if half is None else Pair(real, self.w.constant(0, real.type))
+    def number(self, value: int) -> Value:
+        return self.w.constant(value, Type(self.dtype))
 
     def sum_of(self, products: list[_Product]) -> Any:
         """Return a sum of products, whose factors are one where they are None."""

@@ -16,8 +16,7 @@ import numpy as np
 
 from scanlib.kernels.language import BOOL, INT64, Local, Type, Value, Writer
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.scalars import Number, Pair
-from scanlib.kernels.spans import Items, Same, Span, any_lane, walk
+from scanlib.kernels.spans import Items, Same, any_lane, walk
 
 # Bounds of coefficients by dtype: products of eight are normal numbers.
 LOWEST = {"float64": 2.0**-120, "float32": 2.0**-15}
@@ -69,22 +68,15 @@ def not_below_infinity(w: Writer, value: Value) -> Value:
     return w.select(value < float("inf"), w.constant(0, word), w.constant(-1, word))
 
 
-def is_moderate(w: Writer, value: Number) -> Value:
+def is_moderate(w: Writer, value: Value) -> Value:
     """Return whether a value is so far from overflow that no step from it overflows."""
-    if isinstance(value, Pair):
-        return is_moderate(w, value.real) & is_moderate(w, value.imag)
     if not value.type.is_float:
         return w.constant(True, BOOL)
     return abs(value) <= MODERATE[value.type.dtype]
 
 
-def is_extreme(w: Writer, value: Number) -> Value:
+def is_extreme(w: Writer, value: Value) -> Value:
     """Return whether products of a coefficient may leave the range of its dtype, zero aside."""
-    if isinstance(value, Pair):
-        real, imag = abs(value.real), abs(value.imag)
-        low, high = (edge[value.real.type.dtype] for edge in (LOWEST, HIGHEST))
-        within = ((real >= low) | (imag >= low)) & (real <= high) & (imag <= high)
-        return ~(within | (real.equals(0.0) & imag.equals(0.0)))
     if not value.type.is_float:
         return w.constant(False, BOOL)
     return extreme(w, value) < 0
@@ -106,14 +98,6 @@ def some(w: Writer, items: Items, n: Value, test: Test) -> Value:
 
     walk(w, w.constant(0, INT64), n, [lanes], look)
     return found[lanes].anything() | found[1].anything()
-
-
-def some_one_by_one(w: Writer, items: Span, n: Value, test: Callable[[Number], Value]) -> Value:
-    """Return whether a test holds for any of the first numbers, which may be complex."""
-    found = w.local(False, BOOL)
-    with w.loop(0, n) as j:
-        w.assign(found, w.copy(found) | test(items.load(j)))
-    return w.copy(found)
 
 
 class Found:

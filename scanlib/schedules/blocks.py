@@ -42,7 +42,7 @@ from scanlib.kernels.language import (
     Writer,
 )
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.scalars import Number, parts_of, real
+from scanlib.kernels.scalars import Number, real
 from scanlib.kernels.spans import (
     LINE,
     Cell,
@@ -367,8 +367,6 @@ class BlocksRun(TableReader[ElemwiseLoop]):
     def steps_at_once(self, outputs: Iterable[Variable]) -> int:
         """Return how many steps fill a register with numbers of the widest dtype."""
         dtypes = {variable.type.dtype for variable in ancestors(list(outputs))}
-        if any(parts_of(dtype) is not None for dtype in dtypes):
-            return 1  # the parts of complex numbers lie side by side
         widest = max((np.dtype(dtype).itemsize for dtype in dtypes), default=8)
         return register_bytes() // widest
 
@@ -575,8 +573,8 @@ class BlocksRun(TableReader[ElemwiseLoop]):
 
         for i, addend in addends.items():
             dtype = self.inner.carries[i].type.dtype
-            zero = {"f": -0.0, "c": complex(-0.0, -0.0)}.get(np.dtype(dtype).kind, 0)
-            sums[i] = Total(w, self.scalars.constant(zero, dtype), lanes)
+            zero = self.scalars.constant(-0.0 if dtype in FLOATS else 0, dtype)
+            sums[i] = Total(w, zero, lanes)
             goals.append((addend, dtype, adds_to(sums[i])))
         goals += [(v, self.outputs[k].dtype, self.outputs[k].store) for k, v in outputs.items()]
         self.write_values(goals, self.readers(-1), sums.values())

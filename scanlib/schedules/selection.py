@@ -56,19 +56,25 @@ def schedule(op: ElemwiseScan) -> str:
     write what it says, `scanlib.explain` shows it.
 
     ``"channels"``: time outside, channels inside. ``"blocks"``: blocks of steps of one channel
-    after the other, whose parts all belong to recurrence families, where steps are not long.
+    after the other, whose parts all belong to recurrence families, where steps are not long, nor
+    of complex numbers: composing pairs of these is more work than waiting for them.
     ``"steps"``: one channel, step by step, states in registers. ``"by width"``: ``"blocks"`` for
     `few_channels` and at least `MANY_STEPS` steps, otherwise ``"channels"``; their number is known
     when the loop runs. For a single channel alone that would not pay.
     """
     composed = bool(op.recurrences) and all(r.family in CLASSES for r in op.recurrences)
-    composed = composed and len(op.body.toposort()) <= LONG_STEP
+    composed = composed and len(op.body.toposort()) <= LONG_STEP and not has_complex(op)
     if not op.layout.ndim:
         return "blocks" if composed else "steps"
     width, few = static_width(op), few_channels(op)
     if not composed or (width or 2) > few or not op.plan().is_independent():
         return "channels"
     return "by width" if width is None else "blocks"
+
+
+def has_complex(op: ElemwiseScan) -> bool:
+    """Whether steps compute with complex numbers."""
+    return any(variable.type.dtype.startswith("complex") for variable in op.body.variables)
 
 
 def strip_steps(op: ElemwiseScan) -> int:
@@ -138,7 +144,7 @@ def is_cheap_step(op: ElemwiseScan) -> bool:
 def can_chunk(op: ElemwiseScan) -> bool:
     """Whether chunks of the steps may find the values before them from some of the steps before.
 
-    That takes one channel, and affine recurrences of real numbers whose coefficients may decay:
+    That takes one channel, and affine recurrences of floats whose coefficients may decay:
     whether they do is known when the loop runs, that they do not where they are all one.
     """
     if schedule(op) != "blocks" or op.layout.ndim:
@@ -146,8 +152,6 @@ def can_chunk(op: ElemwiseScan) -> bool:
     inner = op.signature.split_body_inputs(op.body.inputs)
     items = [*(taps[0] for taps in inner.taps), *inner.carries]
     dtypes = {items[part].type.dtype for r in op.recurrences for part in r.parts}
-    if any(item.type.dtype.startswith("complex") for item in items):
-        return False
     return dtypes <= set(FLOATS) and all(map(_may_decay, op.recurrences))
 
 

@@ -124,7 +124,7 @@ def test_a_graph_is_explained_as_it_is_compiled():
         (scanlib.cumlogsumexp, BLOCKS),
         (
             lambda x: scan(lambda x, y: 0.5j * y + x, sequences=x, outputs_info=np.complex128(0)),
-            BLOCKS,
+            STEPS,
         ),
     ],
     ids=[

@@ -48,6 +48,7 @@ from scanlib.backends.jax.time_pieces import Cut, Pieces, Timed, TimeShardingErr
 from scanlib.ops.logaddexp import log_add_exp
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.loop import Sequence as Rows
+from scanlib.ops.lowered import linear_scan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan, Recurrence
 from scanlib.ops.lowered.linear_scan import LinearOptions, LinearScan, Parts, history_of, next_state
 from scanlib.ops.messages import loop_title
@@ -520,13 +521,9 @@ def _linear_summary(options: LinearOptions, parts: Parts, pieces: Pieces) -> Sum
 
 
 def product(semiring: str, matrix: Any, state: Any) -> Any:
-    """Return ``A ⊗ h`` for matrices ``(…, d, d)`` and ``(…, d, m)``."""
-    if semiring == "real":
-        return jnp.matmul(matrix, state, precision=lax.Precision.HIGHEST)
-    terms = matrix[..., :, :, None] + state[..., None, :, :]
-    if semiring == "log":
-        return jax.scipy.special.logsumexp(terms, axis=-2)
-    return (jnp.max if semiring == "max" else jnp.min)(terms, axis=-2)
+    """Return ``A ⊗ h``."""
+    with jax.default_matmul_precision("highest"):
+        return linear_scan.product(semiring, matrix, state, None, jnp)
 
 
 def _power(semiring: str, matrix: Any, count: int) -> Any:

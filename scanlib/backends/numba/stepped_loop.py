@@ -8,12 +8,11 @@ where all of `pytensor.scan` is compiled in 6 to 9 and this in half of one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
@@ -88,90 +87,12 @@ class SteppedLoop(PythonLoop):
         """
         return not self.writer.without_kernels or any(map(draws, self.writer.without_kernels))
 
-    def __call__(self, *inputs: Any) -> list[Any]:
-        outer, steps, capacity, histories, carries = self.start(inputs)
-        given = (*outer.sequences, *histories, *carries, *outer.non_sequences)
-        return self.end(inputs, *self.loop(steps, capacity, *given))
-
-    @cached_property
-    def loop(self) -> Callable[..., Any]:
-        """The function that takes the steps.
-
-        In its text ``s`` are sequences, ``h`` histories, ``z`` stacked outputs, ``p`` and ``q`` the
-        shapes of their rows; for ``x`` and ``v`` see `GraphWriter`.
-        """
-        signature, names = self.signature, self.signature.split_body_inputs(self.writer.inputs)
-        arrays = [f"s{i}" for i in range(signature.n_sequences)]
-        arrays += [f"h{i}" for i in range(signature.n_states)]
-        given = ["steps", "capacity", *arrays, *names.carries, *names.non_sequences]
-        lines = [f"def loop({', '.join(given)}):"]
-        lines += [f" p{i} = h{i}.shape[1:]" for i in range(signature.n_states)]
-        lines += [f" z{i} = q{i} = None" for i in range(signature.n_outputs)]
-        lines += [" done = 0", " while done < steps:"]
-        lines += [f"  {line}" for line in self._step_lines()]
-        groups = [arrays[signature.n_sequences :], names.carries]
-        groups += [[f"z{i}" for i in range(signature.n_outputs)]]
-        texts = [f"[{', '.join(group)}]" for group in groups]
-        lines.append(f" return {', '.join(texts)}, done, capacity")
-        scope = {
-            **self.writer.scope,
-            "asarray": np.asarray,
-            "check": self.check_row,
-            "copied": self.copied,
-            "empty": self.empty,
-            "grown": self.grown,
-            "messages": self.messages,
-        }
-        exec("\n".join(lines), scope)
-        return cast(Callable[..., Any], scope["loop"])
-
-    def _step_lines(self) -> Iterator[str]:
-        signature, writer = self.signature, self.writer
-        states, outputs = range(signature.n_states), range(signature.n_outputs)
-        if signature.has_stop and not signature.reverse:
-            hs, zs = ("".join(f"{c}{i}, " for i in n) for c, n in (("h", states), ("z", outputs)))
-            yield "if done == capacity:"
-            yield " capacity = min(steps, 2 * capacity)"
-            yield f" ({hs}), ({zs}) = grown(({hs}), ({zs}), done, capacity)"
-        yield f"t = {'steps - 1 - done' if signature.reverse else 'done'}"
-        rows = [f"s{i}[t]" for i in range(signature.n_sequences)]
-        rows += [f"h{i}[{place}{' + t' * moves}]" for i, place, moves in self.taps]
-        for name, row, inner in zip(writer.inputs, rows, self.body.fgraph.inputs, strict=False):
-            yield f"{name} = {row if inner.type.ndim else f'asarray({row})'}"
-        yield from (line.strip() for line in writer.body())
-        results = list(writer.results)
+    def step_text(self) -> tuple[Sequence[str], list[str], dict[str, Any]]:
+        lines, results = [line.strip() for line in self.writer.body()], list(self.writer.results)
         for i in self._borrowed():
-            yield f"r{i} = copied({results[i]})"
+            lines.append(f"r{i} = copied({results[i]})")
             results[i] = f"r{i}"
-        made = signature.split_body_outputs(results)
-        for i, value in enumerate(made.outputs):
-            yield "if done == 0:"
-            yield f" z{i}, q{i} = empty((capacity, *{value}.shape), {value}), {value}.shape"
-            yield f"if {value}.shape != q{i}:"
-            yield f" check(messages.output_shape, {i}, done, z{i}, {value})"
-            yield f"z{i}[t] = {value}"
-        for i, value in enumerate(made.states):
-            yield f"if {value}.shape != p{i}:"
-            yield f" check(messages.state_shape, {i}, done, h{i}, {value})"
-            yield from self._written(i, value)
-        if made.carries:
-            carries = signature.split_body_inputs(writer.inputs).carries
-            yield f"{', '.join(carries)} = {', '.join(made.carries)}"
-        yield "done += 1"
-        if made.stop is not None:
-            yield f"if {made.stop}: break"
-
-    def _written(self, i: int, value: str) -> Iterator[str]:
-        """Yield what writes a result into its row; an untraced state moves its own on."""
-        reverse, depth = self.signature.reverse, self.signature.depths[i]
-        if not self.signature.untraced[i]:
-            yield f"h{i}[{'t' if reverse else f't + {depth}'}] = {value}"
-            return
-        if depth > 1:
-            later, earlier = f"h{i}[1:]", f"h{i}[:-1]"
-            into, read = (later, earlier) if reverse else (earlier, later)
-            yield f"{into} = {read}.copy()"
-        yield f"h{i}[{0 if reverse else -1}] = {value}"
+        return lines, results, self.writer.scope
 
     def _borrowed(self) -> list[int]:
         """Return which results may be views of what is written over before they are read."""

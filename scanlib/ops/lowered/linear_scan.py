@@ -168,19 +168,19 @@ def next_state(options: LinearOptions, parts: Parts, state: Any, times: Times) -
     return new if parts.offset is None else new + parts.offset
 
 
-def product(semiring: str, matrix: Variable, state: Variable, mask: Variable | None) -> Variable:
-    """Return ``A ⊗ h`` for matrices ``(…, d, d)`` and ``(…, d, m)``."""
+def product(semiring: str, matrix: Any, state: Any, mask: Any, m: Any = pt) -> Any:
+    """Return ``A ⊗ h`` for matrices ``(…, d, d)`` and ``(…, d, m)``, by the functions of `m`."""
     if semiring == "real" and mask is None:
         return matrix @ state
     left, right = matrix[..., :, :, None], state[..., None, :, :]
     if mask is not None:
-        return pt.where(mask[:, :, None], left * right, 0).sum(axis=-2)
+        return m.where(mask[:, :, None], left * right, 0).sum(axis=-2)
     terms = left + right
     if semiring != "log":
-        return (pt.max if semiring == "max" else pt.min)(terms, axis=-2)
-    largest = pt.max(terms, axis=-2, keepdims=True)
-    shift = pt.where(pt.isinf(largest), 0, largest)
-    return shift.squeeze(-2) + pt.log(pt.exp(terms - shift).sum(axis=-2))
+        return (m.max if semiring == "max" else m.min)(terms, axis=-2)
+    largest = m.max(terms, axis=-2, keepdims=True)
+    shift = m.where(m.isinf(largest), 0, largest)
+    return shift.squeeze(-2) + m.log(m.exp(terms - shift).sum(axis=-2))
 
 
 class LinearScan(LoopOp, PrintedOp):
