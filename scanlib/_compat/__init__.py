@@ -213,21 +213,6 @@ def thaw_graph(frozen: FrozenFunctionGraph) -> FunctionGraph:
     return FunctionGraph(inputs, outputs, clone=False)
 
 
-def cloneable(
-    inputs: Sequence[Variable], outputs: Sequence[Variable]
-) -> tuple[list[Variable], list[Variable]]:
-    """Return a graph that PyTensor can infer shapes of: a copy where it is frozen.
-
-    Frozen graphs share inputs: what sizes are made of may be those of another. In later releases
-    a frozen node cannot be cloned, and inferring shapes may clone it.
-    """
-    nodes = [out.owner for out in outputs if out.owner is not None]
-    shared = any(isinstance(inp, NominalVariable) for inp in inputs)
-    if not shared and all(hasattr(node, "clone_with_new_inputs") for node in nodes):
-        return list(inputs), list(outputs)
-    return copy_graph(inputs, outputs)
-
-
 def copy_graph(
     inputs: Sequence[Variable],
     outputs: Sequence[Variable],
@@ -236,6 +221,10 @@ def copy_graph(
     """Return fresh inputs, or those given, and copies of the outputs that read them.
 
     They do not say where they were made, as `Type.__call__` lets them: it is what takes longest.
+
+    PyTensor infers shapes of copies: frozen graphs share inputs, and what sizes are made of may be
+    those of another; in later releases a frozen node cannot be cloned, and inferring shapes may
+    clone it; in 3.0.7 no input may be the size of an array that is none.
     """
     fresh = [inp.type.make_variable() for inp in inputs] if onto is None else list(onto)
     memo: dict[Variable, Variable] = dict(zip(inputs, fresh, strict=True))

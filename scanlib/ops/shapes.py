@@ -14,7 +14,7 @@ from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.shape import Shape, Shape_i
 
-from scanlib._compat import cloneable
+from scanlib._compat import copy_graph
 from scanlib.ops.graph import depends_on, is_tensor, substitute
 from scanlib.ops.signature import Signature
 
@@ -58,7 +58,7 @@ def output_row_shapes(
     ]
     if all(dim is not None for shape in known for dim in shape):
         return known
-    inputs, outputs = cloneable(inputs, outputs)
+    inputs, outputs = copy_graph(inputs, outputs)
     inferred = infer_shape(outputs, inputs, shapes)
     constant = {inp: value for inp, value in zip(inputs, values, strict=True) if value is not None}
     varying = [inp for inp in inputs if inp not in constant]

@@ -374,7 +374,8 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         wait for; return whether it is such a sum of a state."""
         dtype, taps = node.outputs[0].type.dtype, self.loop.taps
         is_complex = dtype.startswith("complex")
-        if not (self.in_strips or is_complex) or type(node.op) is not Add or len(node.inputs) != 2:
+        may_fuse = (self.in_strips or is_complex) and not self.loop.op.exact
+        if not may_fuse or type(node.op) is not Add or len(node.inputs) != 2:
             return False
         for product, addend in permutations(node.inputs):
             inner = product.owner

@@ -310,6 +310,18 @@ class TestLengths:
         for steps in (0, 1, 2):
             assert f(steps, np.ones((2, 3)), np.ones((2, 2))).shape == (steps, 8)
 
+    def test_a_state_as_wide_as_an_array_around_the_loop(self, fast_mode):
+        """Its first value has a known number of columns, the next one that of the array."""
+        x, other = pt.dmatrix("x"), pt.dmatrix("other")
+        history = scanlib.scan(
+            lambda g: pt.broadcast_to(x.sum(), (other.shape[1], g.shape[0])) + 0.5,
+            outputs_info=pt.ones((x.shape[0], 4)),
+            n_steps=2,
+            return_updates=False,
+        )
+        values = {x: np.full((4, 2), 0.25), other: np.ones((3, 4))}
+        assert evaluate(history, values, fast_mode).tolist() == np.full((2, 4, 4), 2.5).tolist()
+
     @pytest.mark.parametrize("empty", ["n_steps", "sequence"])
     def test_last_row_of_zero_steps(self, mode, empty):
         x, h0, n = pt.vector("x"), pt.scalar("h0"), pt.lscalar("n")

@@ -126,12 +126,13 @@ def test_a_sequence_that_is_known_to_be_too_short():
 
 
 @pytest.mark.parametrize("mode", ADOPTING)
+@pytest.mark.parametrize("factor", [1.0, 0.9])
 @pytest.mark.parametrize("shape", [(), (2,)], ids=str)
-def test_gradient_of_an_extreme(shape, mode):
+def test_gradient_of_an_extreme(shape, factor, mode):
     """PyTensor's compares the values that the forward loop kept with what they may be."""
     x, a = pt.tensor("x", shape=(None, *shape)), pt.tensor("a", shape=shape)
     y = pytensor.scan(
-        lambda x, h, a: pt.maximum(h + a, x),
+        lambda x, h, a: pt.maximum(factor * h + a, x),
         sequences=x,
         outputs_info=[pt.full(shape, 0.3)],
         non_sequences=a,
@@ -143,8 +144,8 @@ def test_gradient_of_an_extreme(shape, mode):
     h, slope = np.full(shape, 0.3), np.zeros(shape)
     values, slopes = [], []
     for row in rows:
-        slope = np.where(h + added > row, slope + 1, 0)
-        h = np.maximum(h + added, row)
+        slope = np.where(factor * h + added > row, factor * slope + 1, 0)
+        h = np.maximum(factor * h + added, row)
         values.append(h)
         slopes.append(slope)
     found, gradient = f(rows, added)

@@ -175,6 +175,21 @@ class TestGradients:
         function = pytensor.function([x, n], [h, pt.zeros(n)[:3].inc(2 * y)], mode=MODES["c"])
         np.testing.assert_allclose(function([1.0], 5)[1], 2 * np.cos(0.3) * (np.arange(5) < 3))
 
+    @pytest.mark.parametrize("mode", ["numba", "c"])
+    def test_a_row_that_only_the_run_tells_to_be_single_is_repeated(self, mode):
+        x, size, n = pt.dvector("x"), pt.dvector("size"), pt.lscalar("n")
+        h = scanlib.scan(lambda x, h: pt.sin(x + h), x, 0.3, return_updates=False)
+        zeros = pt.zeros_like(size)
+        results = [zeros[:2].inc(h)[2:].inc(size[2:]), zeros[2:].inc(h), zeros[:n].inc(h)]
+        function = pytensor.function([x, size, n], results, mode=MODES[mode])
+        given, row, expected = np.arange(5.0), np.sin(0.7 + 0.3), np.zeros((3, 5))
+        expected[0, :2], expected[0, 2:] = row, given[2:]
+        expected[1, 2:], expected[2, :3] = row, row
+        for result, wanted in zip(function([0.7], given, 3), expected, strict=True):
+            np.testing.assert_allclose(result, wanted)
+        with pytest.raises(ValueError, match=r"assign|broadcast"):
+            function([0.7, 0.1, 0.2], given, 3)
+
     def test_what_is_read_several_times_is_looked_at_once(self):
         x = pt.dvector("x")
         for start, expected in ((x, False), (autoregression(x, x), True)):

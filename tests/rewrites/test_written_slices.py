@@ -77,3 +77,23 @@ def test_slices_with_a_gap_stay(fast_mode):
 
     values, h, w = rng.normal(size=(4, 3)), rng.normal(size=(2, 3)), 0.3 * rng.normal(size=(3, 8))
     assert_derivatives(trace.sum(), {start: h, W: w, rows: values}, plain, fast_mode)
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 3), (4, 1, 3), (4, 2, 1)], ids=str)
+def test_a_row_that_only_the_run_tells_to_be_single_is_repeated(fast_mode, shape):
+    """As NumPy does, in what a user writes."""
+    parts = pt.dtensor3("parts")
+
+    def step(part, h, W):
+        whole = pt.zeros((h.shape[0], 3))[:2].inc(part)[2:].inc(W)
+        return pt.tanh(h @ whole.T @ whole)
+
+    trace = scanlib.scan(step, parts, [start], [W], return_updates=False)
+    values, h, w = rng.normal(size=shape), rng.normal(size=(5, 3)), rng.normal(size=(3, 3))
+    function = pytensor.function([parts, start, W], trace, mode=fast_mode)
+    found, expected = function(values, h, w), []
+    for part in values:
+        whole = np.concatenate([np.broadcast_to(part, (2, 3)), w])
+        h = np.tanh(h @ whole.T @ whole)
+        expected.append(h)
+    np.testing.assert_allclose(found, expected)

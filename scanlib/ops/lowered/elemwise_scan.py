@@ -104,10 +104,11 @@ class ElemwiseScan(HasFrozenBody, LoopOp, PrintedOp):
     The `scan` answers for shapes and lengths; `body` is one step of one channel, a graph of scalars
     in the order of its signature. There are no `recurrences` if some part is of no family; each
     one's elements depend on earlier ones only. `notes` has for each state and carry a family, or
-    what stands in its way.
+    what stands in its way. The values of an `exact` one are rounded as its operations are, one by
+    one.
     """
 
-    __props__ = ("scan", "body", "layout", "recurrences")
+    __props__ = ("scan", "body", "layout", "recurrences", "exact")
 
     def __init__(
         self,
@@ -116,6 +117,7 @@ class ElemwiseScan(HasFrozenBody, LoopOp, PrintedOp):
         layout: Layout,
         recurrences: tuple[Recurrence, ...] = (),
         notes: tuple[str, ...] = (),
+        exact: bool = False,
     ) -> None:
         scan.signature.split_body_inputs(body.inputs)
         scan.signature.split_body_outputs(body.outputs)
@@ -125,6 +127,7 @@ class ElemwiseScan(HasFrozenBody, LoopOp, PrintedOp):
         self.layout = layout
         self.recurrences = recurrences
         self.notes = notes
+        self.exact = exact
         self._runners: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:

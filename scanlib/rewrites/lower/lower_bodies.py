@@ -1,4 +1,4 @@
-"""Steps of loops that stay: slices written into zeros are joined, and loops inside are lowered.
+"""Steps of loops that stay: slices a derivative writes into zeros are joined, loops inside lowered.
 
 A kernel of a loop calls the kernels of the loops in its step (`scanlib.schedules.inner_loops`), so
 the step gets all rewrites up to here, as what stands around loops does: what leaves an inner loop
@@ -28,12 +28,20 @@ _join_slices = dfs_rewriter(join_slices)
 
 
 def _lower_body(body: FunctionGraph) -> None:
-    _join_slices.rewrite(body)
     if any(isinstance(inner.op, Scan) for inner in body.apply_nodes):
         run_query(_LOWERING, body)
 
 
-_lower = BodyRewrite(_lower_body, settles=True)
+def _lower_derivative(body: FunctionGraph) -> None:
+    _join_slices.rewrite(body)
+    _lower_body(body)
+
+
+# By whether the loop is a derivative: what a user writes to a slice may be repeated there.
+_LOWER = {
+    False: BodyRewrite(_lower_body, settles=True),
+    True: BodyRewrite(_lower_derivative, settles=True),
+}
 
 
 class LowerBodies(LowersLoops):
@@ -41,10 +49,12 @@ class LowerBodies(LowersLoops):
 
     @staticmethod
     def lower(fgraph: FunctionGraph, node: Apply) -> bool:
-        if not any(isinstance(n.op, Scan | IncSubtensor) for n in node.op.body.apply_nodes):
+        is_derivative = node.op.signature.reverse
+        changed = Scan | IncSubtensor if is_derivative else Scan
+        if not any(isinstance(n.op, changed) for n in node.op.body.apply_nodes):
             return False
         loop = Loop.from_node(node)
-        if not _lower(loop):
+        if not _LOWER[is_derivative](loop):
             return False
         new = dict(zip(node.outputs, loop.apply().node.outputs, strict=True))
         replace(fgraph, new, "scanlib_lower_bodies")

@@ -148,8 +148,8 @@ def is_tested(fgraph: FunctionGraph, rows: Variable) -> bool:
 def lower_elementwise(loop: Loop, may_round: bool = True) -> Apply:
     """Return the lowered node of a loop, whose inputs and body are edited on the way.
 
-    Without `may_round`, values are those of single steps. `NotElementwiseError` if its body is not
-    elementwise.
+    Without `may_round`, values are those of single operations. `NotElementwiseError` if its body is
+    not elementwise.
     """
     specialize_elementwise(loop)
     scalar = scalar_loop(loop)
@@ -157,9 +157,8 @@ def lower_elementwise(loop: Loop, may_round: bool = True) -> Apply:
     made = loop.apply().node
     rounded = {r.family for r in analysis.recurrences} - {"maximum", "minimum"}
     found = () if rounded and not may_round else analysis.recurrences
-    op = ElemwiseScan(
-        made.op, freeze_graph(scalar.inputs, scalar.outputs), scalar.layout, found, analysis.notes
-    )
+    body = freeze_graph(scalar.inputs, scalar.outputs)
+    op = ElemwiseScan(made.op, body, scalar.layout, found, analysis.notes, exact=not may_round)
     return op.make_node(*made.inputs)
 
 
@@ -414,8 +413,8 @@ class StackTraces(LoopRewrite):
                 continue
             # The initial rows alone may tell how many channels there are: an output has none.
             with self.attempt(fgraph, node), suppress(NotElementwiseError):
-                may_round = bool(node.op.recurrences)
-                new = lower_elementwise(loop, may_round).outputs  # the stacked ones come last
+                lowered = lower_elementwise(loop, may_round=not node.op.exact)
+                new = lowered.outputs  # the stacked ones come last
                 results = dict(zip(loop.parts, new, strict=True))
                 replacements = dict(zip(node.outputs, new, strict=False))
                 replacements |= {old: read(results[part]) for old, part, read in readers}

@@ -19,6 +19,7 @@ from pytensor.tensor.basic import Alloc, ScalarFromTensor
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
+from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.numbers import constant_index, indices_of
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.gradient.cotangents import is_zeros
@@ -36,10 +37,7 @@ class _Slice(NamedTuple):
 
 @node_rewriter([IncSubtensor])
 def join_written_rows(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace slices added to zeros, and rows behind zeros, where a loop computes some of them.
-
-    Whatever a derivative adds to zeros has the size of its slice: no error is lost.
-    """
+    """Replace slices added to zeros, and rows behind zeros, where a loop computes some of them."""
     if not _adds_rows_of_loops(node):
         return None
     joined = _behind_zeros(node)
@@ -49,13 +47,28 @@ def join_written_rows(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
 
 
 def _adds_rows_of_loops(node: Apply | None) -> bool:
-    found = False
+    found, lengths = False, Lengths()
     while node is not None and isinstance(node.op, IncSubtensor):
-        if node.op.set_instead_of_inc:
+        if node.op.set_instead_of_inc or not _fills(node, lengths):
             return False
         found |= is_of_loop(node.inputs[1])
         node = node.inputs[0].owner
     return found
+
+
+def _fills(node: Apply, lengths: Lengths) -> bool:
+    """Whether what is written to a slice is known to have its length, as it has in a derivative:
+    elsewhere, a single row may be written to many places."""
+    target, value = node.inputs[:2]
+    place = _axis_slice(node)
+    if place is None:
+        return False
+    index = indices_of(node)[place[0]]
+    if not isinstance(index, slice):
+        return True
+    rows = lengths.of(target, place[0])
+    cut = lengths.cut(rows, index)
+    return cut is not None and lengths.agrees(value, rows - cut[0] - cut[1], place[0])
 
 
 def _rows_in_zeros(node: Apply) -> tuple[Apply, _Slice] | None:
@@ -105,7 +118,8 @@ def _chain(node: Apply) -> _Chain | None:
     current = out
     while current.owner is not None and isinstance(current.owner.op, IncSubtensor):
         place = _axis_slice(current.owner)
-        if place is None or (axis is not None and place[0] != axis):
+        is_set = current.owner.op.set_instead_of_inc  # by a user
+        if is_set or place is None or (axis is not None and place[0] != axis):
             return None
         axis = place[0]
         slices.append(place[1])
@@ -194,10 +208,10 @@ def join_slices(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace slices of known places that a step adds to zeros by a join, with the rest of the
     zeros, of which there may be none, behind them.
 
-    The last one of a chain stands for all. Slices that are set are a user's.
+    The last one of a chain stands for all.
     """
     readers = [client.op for client, _ in fgraph.clients[node.outputs[0]]]
-    if node.op.set_instead_of_inc or any(isinstance(op, IncSubtensor) for op in readers):
+    if any(isinstance(op, IncSubtensor) for op in readers):
         return None
     found = _chain(node)
     if found is None or len(found.slices) < 2:
@@ -228,7 +242,7 @@ def pad_rows_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
     if found is None:
         return None
     whole, (start, stop, rows) = found
-    if start is not None or stop is None or not is_of_loop(rows):
+    if start is not None or stop is None or not (is_of_loop(rows) and _fills(node, Lengths())):
         return None
     new = PaddedRows()(rows, whole.inputs[1])
     return [new] if node.outputs[0].type.is_super(new.type) else None

@@ -272,7 +272,11 @@ def _store(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     if not _saves_bytes(source, chosen, unread):
         return None
     _forget_histories(fgraph, maker, source, reader, [part.outer for part in unread])
-    return store(fgraph, (maker, reader), (source, target), chosen, lower_elementwise, "choices")
+
+    def lower(loop: Loop) -> Apply:
+        return lower_elementwise(loop, not (maker if loop is source else reader).op.exact)
+
+    return store(fgraph, (maker, reader), (source, target), chosen, lower, "choices")
 
 
 def _choices(
