@@ -2,19 +2,19 @@
 
 The length of an array is one number; that of a batch of arrays is, for `vectorize_graph`, a batch
 of equal numbers. A loop takes one number of steps for the whole batch. `common` finds the number
-that such a batch is made of. `whole_batch` makes one slice, or one shape, of those of all members,
+that such a batch is made of. `whole_batch` makes one slice, range or shape of those of all members,
 where their numbers are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.tensor.basic import Alloc, Join, join
+from pytensor.tensor.basic import Alloc, ARange, Join, Split, join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Reshape, Shape_i
@@ -22,9 +22,9 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import join_of, vectorize_rule
-from scanlib.lengths.numbers import indices_of
+from scanlib.lengths.numbers import constant_index, indices_of
 
-SIZED = Alloc | IncSubtensor | Reshape | Subtensor
+SIZED = Alloc | ARange | IncSubtensor | Reshape | Split | Subtensor
 
 
 def common(variable: Variable, rank: int) -> Variable | None:
@@ -115,24 +115,25 @@ def _common_fill(value: Variable, *sizes: Variable, rank: int) -> Variable | Non
     return pt.alloc(value, *sizes[rank:]) if len(sizes) > rank else value
 
 
-def whole_batch(variable: Variable) -> Variable | None:
-    """Return slices or shapes of a batch, or writes into slices, as one of the whole batch.
+def whole_batch(node: Apply) -> list[Variable] | None:
+    """Return slices, pieces, ranges or shapes of a batch, or writes into slices, as those of the
+    whole batch.
 
     `vectorize_graph` makes one for each member of the batch where the ends are a batch of numbers.
-    None if the ends may differ, or if this is no batch of slices or shapes.
+    None if the ends may differ, or if this is no batch of such.
     """
-    node = variable.owner
-    if node is None or not isinstance(node.op, Blockwise):
-        return None
     op: Any = node.op
+    if not isinstance(op, Blockwise):
+        return None
     rank = op.batch_ndim(node)
     if not rank or not isinstance(op.core_op, SIZED):
         return None
-    first = 2 if isinstance(op.core_op, IncSubtensor) else 1  # of the sizes and bounds
+    # Of the sizes and bounds.
+    first = 2 if isinstance(op.core_op, IncSubtensor) else int(not isinstance(op.core_op, ARange))
     inputs, found = [], False
     for k, (value, core) in enumerate(zip(node.inputs, op.inputs_sig, strict=True)):
         is_one = all(value.type.broadcastable[:rank])
-        if k >= first and (not core or isinstance(op.core_op, Reshape)):
+        if k >= first and (not core or isinstance(op.core_op, Reshape | Split)):
             number = common(value, rank)
             if number is None:
                 return None
@@ -143,12 +144,34 @@ def whole_batch(variable: Variable) -> Variable | None:
         inputs.append(value)
     if not found:
         return None
-    made = vectorize_rule(op.core_op, op._create_dummy_core_node(node.inputs), *inputs)
-    (new,) = made.outputs if isinstance(made, Apply) else made
-    if new.type.ndim < variable.type.ndim:
-        sizes = []
-        for axis in range(rank):
-            wide = (inp.shape[axis] for inp in node.inputs if not inp.type.broadcastable[axis])
-            sizes.append(next(wide, pt.constant(1, dtype="int64")))
-        new = pt.broadcast_to(new, [*sizes, *new.shape])
-    return variable.type.filter_variable(new)
+    made: Any
+    if isinstance(op.core_op, Split):
+        whole, *axes, lengths = inputs
+        axis = constant_index(axes[0]) if axes else op.core_op.axis
+        if axis is None:
+            return None
+        axis = axis % len(op.inputs_sig[0]) - len(op.inputs_sig[0])
+        made = pt.split(whole, lengths, n_splits=len(node.outputs), axis=axis + whole.type.ndim)
+        made = made if isinstance(made, list) else [made]
+    elif isinstance(op.core_op, ARange):
+        made = op.core_op.make_node(*inputs)
+    else:
+        made = vectorize_rule(op.core_op, op._create_dummy_core_node(node.inputs), *inputs)
+    return with_batch(node, made.outputs if isinstance(made, Apply) else made)
+
+
+def with_batch(node: Apply, results: Sequence[Variable]) -> list[Variable]:
+    """Return results of a batch with its axes, where one result stands for all members."""
+    rank = node.op.batch_ndim(node)
+    sizes = []
+    for axis in range(rank):
+        wide = (inp.shape[axis] for inp in node.inputs if not inp.type.broadcastable[axis])
+        sizes.append(next(wide, pt.constant(1, dtype="int64")))
+    found = []
+    for out, new in zip(node.outputs, results, strict=True):
+        given = new.type.broadcastable[: max(new.type.ndim - out.type.ndim + rank, 0)]
+        if given != out.type.broadcastable[:rank]:
+            core = range(len(given), new.type.ndim)
+            new = pt.broadcast_to(new, [*sizes, *(new.shape[axis] for axis in core)])
+        found.append(out.type.filter_variable(new))
+    return found

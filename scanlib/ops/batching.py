@@ -52,9 +52,10 @@ def _batch_of(like: Variable, rank: int) -> Variable:
 def with_whole_batches(outputs: list[Variable]) -> list[Variable]:
     """Return a batch of steps whose slices, and arrays by shape, are those of all members."""
     for node in toposort(outputs):
-        new = whole_batch(node.outputs[0])
+        new = whole_batch(node)
         if new is not None:
-            return with_whole_batches(substitute(outputs, {node.outputs[0]: new}))
+            whole = dict(zip(node.outputs, new, strict=True))
+            return with_whole_batches(substitute(outputs, whole))
     return outputs
 
 
@@ -96,8 +97,9 @@ class _Batcher:
                 )
             self.loop.n_steps, self.reads_sizes = steps, ranks[0] > 0
         for k, (variable, rank) in enumerate(zip(self.given, ranks, strict=True)):
-            whole = whole_batch(variable) if rank else None
-            self.given[k] = variable if whole is None else whole
+            if rank and variable.owner is not None:
+                whole = whole_batch(variable.owner) or variable.owner.outputs
+                self.given[k] = whole[variable.owner.outputs.index(variable)]
         first = len(self.given) - len(self.loop.non_sequences)
         for k, part in enumerate(self.loop.non_sequences):
             is_number = getattr(part.outer.type, "ndim", None) == 0

@@ -108,6 +108,22 @@ def write_stable_logs(body: FunctionGraph) -> None:
         body.replace(old, new, reason="scanlib_logs", import_missing=True)
 
 
+def logs_of_batch(node: Apply) -> list[Variable]:
+    """Return logarithms of sums, or their derivatives, of a batch by axes of the whole batch;
+    nothing if a node is no such batch."""
+    rank = node.op.batch_ndim(node)
+    core = node.op._create_dummy_core_node(node.inputs)
+    if LOG_SUM_EXP is not None and isinstance(core.op, LOG_SUM_EXP):
+        return [LOG_SUM_EXP(axis=[axis + rank for axis in core.op.axis])(*node.inputs)]
+    derivative = _derivative_of_logs(core)
+    if derivative is None or derivative[1] is None:
+        return []
+    inputs, axis, cotangent = derivative
+    given = dict(zip(core.inputs, node.inputs, strict=True))
+    shares = softmax(given[inputs[0]], axis=axis + rank)
+    return [pt.expand_dims(given[cotangent], axis + rank) * shares]
+
+
 def _stable(node: Apply, has_sums: bool) -> list[Variable]:
     """Return the outputs of a node in another form; nothing if it has none."""
     terms = None

@@ -3,7 +3,8 @@
 The derivative of PyTensor's own composite functions (of a diagonal matrix, say) is an
 `OpFromGraph`. Some releases compile it as a function of its own, whose nodes know no more than that
 they have inputs: the two of a diagonal matrix take longer than many a loop. Written out, they are
-simplified with everything around them, and in a step they hide nothing from the analysis.
+simplified with everything around them, and in a step they hide nothing from the analysis. So do
+batches of composite functions in a step, for each of which there is a `Blockwise` of such a graph.
 
 Lengths in a batch, which are the same for all of it.
 
@@ -19,15 +20,19 @@ import numpy as np
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar import basic as ps
+from pytensor.tensor.basic import AllocDiag
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import inline_ofg_node
-from scanlib.lengths.batches import whole_batch
+from scanlib.lengths.batches import whole_batch, with_batch
+from scanlib.ops.batching import with_whole_batches
 from scanlib.ops.graph import applies
+from scanlib.ops.logaddexp import logs_of_batch
 
 
 @node_rewriter([OpFromGraph])
@@ -60,11 +65,26 @@ def _computes(node: Apply) -> bool:
     return np.dtype(node.outputs[0].type.dtype).kind in "fc"
 
 
-write_out_graphs = dfs_rewriter(write_out_in_step)
+@node_rewriter([Blockwise])
+def write_out_batch(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Put the graph of an Op in the place of a batch of it, as that of all members.
+
+    Batches of diagonal matrices have a kernel; logarithms of sums keep the form that is recognized.
+    """
+    op = node.op.core_op
+    if not isinstance(op, OpFromGraph) or isinstance(op, AllocDiag) or not node.op.batch_ndim(node):
+        return None
+    if logs := logs_of_batch(node):
+        return logs
+    core = node.op._create_dummy_core_node(node.inputs)
+    given = dict(zip(core.inputs, node.inputs, strict=True))
+    return with_batch(node, with_whole_batches(vectorize_graph(inline_ofg_node(core), given)))
+
+
+write_out_graphs = dfs_rewriter(write_out_in_step, write_out_batch)
 
 
 @node_rewriter([Blockwise])
 def slice_whole_batch(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Slice, or write into slices of, all members of a batch at once, where bounds are equal."""
-    new = whole_batch(node.outputs[0])
-    return None if new is None else [new]
+    return whole_batch(node)

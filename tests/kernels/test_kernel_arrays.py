@@ -127,6 +127,9 @@ VECTOR_STEPS = {
 MATRIX_STEPS = {
     "diagonal": lambda x, k, h: pt.set_subtensor(h[pt.arange(N), pt.arange(N)], x) * 0.9 + h.T,
     "diagonals": lambda x, k, h: (pt.diag(x) + pt.eye(N)) @ h * 0.5 + pt.diag(h),
+    "side_diagonals": lambda x, k, h: (
+        pt.diag(pt.diag(h, 1) * 0.5, 1) + pt.diag(pt.diag(h, -2), -2) + pt.diag(h, 9).sum() + x
+    ),
     "triangles": lambda x, k, h: pt.triu(h) @ pt.tril(h) * 0.3 + x,
     "columns": lambda x, k, h: h[:, k] * 0.9 + x,
     "pairs": lambda x, k, h: h[k, k[::-1]] + h[k[:, None], k[None, :]] * 0.5 + x,
@@ -181,6 +184,17 @@ def test_matrices(name):
     y = scan(MATRIX_STEPS[name], [x, k], [h])
     cost = (y**2).sum()
     check([x, k, h], [y, *pytensor.grad(cost, [x, h], disconnected_inputs="ignore")], values)
+
+
+@pytest.mark.parametrize("offset", [-1, 0, 2])
+@pytest.mark.parametrize("axes", [(0, 1), (0, 2), (2, 1)])
+def test_diagonals_of_matrices_side_by_side(axes, offset):
+    (h,), values = drawn(h=(3, 4, 5))
+
+    def step(h):
+        return h * 0.9, pt.diagonal(pt.sin(h), offset, *axes)
+
+    check([h], [scan(step, None, [h, None], n_steps=T)[1]], values)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 8, 9, 33])

@@ -6,6 +6,7 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors, graph_inputs
+from pytensor.tensor.basic import Split
 from pytensor.tensor.blockwise import Blockwise
 
 import scanlib
@@ -482,3 +483,45 @@ def test_random_draws_differ_between_rows(fast_mode):
     assert (np.abs(values[0]) < 10).all()
     assert (np.abs(values[1] - 100) < 10).all()
     assert len(np.unique(values)) == 8
+
+
+def test_pieces_by_the_shape_of_a_state(fast_mode):
+    """What was put together of pieces is split in one way for the whole batch."""
+    x, X = pt.dmatrix("x"), pt.dtensor3("X")
+    trace = scanlib.scan(
+        lambda x, h: pt.tanh(pt.roll(h, 1) * x), x, pt.full(3, 0.5), return_updates=False
+    )
+    gradient = pytensor.grad((trace**2).sum(), x)
+    batch = vectorize_graph(gradient, {x: X})
+    loops = [v.owner.op for v in ancestors([batch]) if v.owner and isinstance(v.owner.op, Scan)]
+    nodes = [node.op for op in loops for node in op.fgraph.toposort()]
+    assert any(isinstance(op, Split) for op in nodes)
+    check_rows([trace, gradient], [x], [rng.normal(size=(3, 4, 3))], (1,), fast_mode)
+
+
+COMPOSED = {
+    "logarithm of a sum": lambda x, h: x + pt.logsumexp(h[:, None] + x, axis=0),
+    "xlogy": lambda x, h: pt.tanh(pt.special.xlogy(h, pt.abs(x)) + x),
+    "diagonals": lambda x, h: pt.tanh(pt.diag(h, 1)[:3, :3] @ x + pt.diag(h) @ x),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_composite_functions(name):
+    """Steps of a batch, and of batches of gradients, are kernels as those of one loop are."""
+    x, X = pt.dmatrix("x"), pt.dtensor3("X")
+    trace = scanlib.scan(COMPOSED[name], x, pt.full(3, 0.5), return_updates=False)
+    results = [trace, pytensor.grad((trace**2).sum(), x)]
+    batch = vectorize_graph(trace, {x: X})
+    data = rng.normal(size=(2, 4, 3))
+    members = map(pytensor.function([x], results), data)
+    expected = [np.stack(values) for values in zip(*members, strict=True)]
+    for graph in (
+        vectorize_graph(results, {x: X}),
+        [batch, pytensor.grad((batch**2).sum(), X)],
+    ):
+        function = pytensor.function([X], graph, mode="NUMBA")
+        for actual, whole in zip(function(data), expected, strict=True):
+            np.testing.assert_allclose(actual, whole, rtol=1e-9, atol=1e-12)
+        for loop in scanlib.explain(function).loops:
+            assert "numba compiles" not in loop.runs, loop

@@ -158,6 +158,6 @@ def decompose(graph: FunctionGraph) -> None:
 
 def is_decomposed(op: Op) -> bool:
     """Whether `decompose` puts other nodes in the place of those of an Op."""
-    if isinstance(op, AllocDiag) and op.offset == 0:
+    if isinstance(op, AllocDiag):
         return False
     return isinstance(op, OpFromGraph) or type(op) in DECOMPOSITIONS

@@ -252,14 +252,27 @@ def numbers_of(step: Step, vector: Variable) -> list[Size]:
     return [step.size_of(size) for size in step.items[vector]]
 
 
+def diagonal(step: Step, place: Place, axes: tuple[int, int], offset: int) -> Place:
+    """Return a diagonal of two axes as a view; it is the last axis."""
+    rows, columns = (step.sizes.same(place.sizes[axis]) for axis in axes)
+    row, column = max(-offset, 0), max(offset, 0)
+    size = maximum(minimum(total(rows, -row), total(columns, -column)), 0)
+    down, right = (place.strides[axis] for axis in axes)
+    pointer = place.pointer
+    if offset:
+        first = total(product(row, down), product(column, right))
+        pointer = step.writer.offset(pointer, step.value(first))
+    others = [axis for axis in range(place.ndim) if axis not in axes]
+    sizes = [*(place.sizes[axis] for axis in others), size]
+    strides = [*(place.strides[axis] for axis in others), total(down, right)]
+    return place.view(sizes, strides, pointer)
+
+
 @rule(ExtractDiag)
 def write_extract_diag(step: Step, node: Apply) -> None:
     op = core_op(node)
-    if node.inputs[0].type.ndim != 2 or op.offset != 0:
-        raise NoKernelError(f"{op} has no kernel")
     place = step.place(node.inputs[0])
-    size = minimum(*map(step.sizes.same, place.sizes))
-    step.bind_place(node.outputs[0], place.view([size], [total(*place.strides)]))
+    step.bind_place(node.outputs[0], diagonal(step, place, (op.axis1, op.axis2), op.offset))
 
 
 # Indices
@@ -591,14 +604,11 @@ def write_alloc_diag(step: Step, node: Apply) -> None:
     (value,), (out,), op = node.inputs, node.outputs, core_op(node)
     place = step.place(value)
     *sizes, size = map(step.sizes.same, place.sizes)
-    axes = sorted((op.axis1, op.axis2))
-    for axis in axes:
-        sizes.insert(axis, size)
+    for axis in (op.axis1, op.axis2):
+        sizes.insert(axis, total(size, abs(op.offset)))
     target = step.target(out, sizes)
     write_copy(step, step.scalars.constant(0, target.dtype), target)
-    others = [axis for axis in range(out.type.ndim) if axis not in axes]
-    strides = [*(target.strides[k] for k in others), total(*(target.strides[k] for k in axes))]
-    write_copy(step, place, target.view(place.sizes, strides))
+    write_copy(step, place, diagonal(step, target, (op.axis1, op.axis2), op.offset))
     step.bind_place(out, target)
 
 
