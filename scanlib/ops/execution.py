@@ -94,9 +94,20 @@ class LoopOp:
         return self.signature.has_n_steps
 
     def make_node(self, *inputs: Any) -> Apply:
-        """Apply a lowered Op as its loop would be; loops are differentiated and batched before."""
+        """Apply a lowered Op as its loop would be."""
         node = self.scan.make_node(*inputs)
         return Apply(self, node.inputs, [out.type() for out in node.outputs])
+
+    # Graphs that were rewritten may be differentiated, too.
+
+    def pullback(self, *arguments: Any) -> list[Any]:
+        return self.scan.pullback(*arguments)
+
+    def pushforward(self, *arguments: Any) -> list[Any]:
+        return self.scan.pushforward(*arguments)
+
+    def connection_pattern(self, node: Apply | None = None) -> list[list[bool]]:
+        return self.scan.connection_pattern(node)
 
     def infer_shape(self, *arguments: Any) -> list[Any]:
         return self.scan.infer_shape(*arguments)

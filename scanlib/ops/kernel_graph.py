@@ -6,13 +6,17 @@ been taken apart has dozens around it. Those that have kernels become one node.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import pytensor.gradient as pg
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
 
+from scanlib._compat import copy_graph
 from scanlib.ops.c_linker import PrintedOp
 from scanlib.ops.frozen_body import HasFrozenBody
+from scanlib.ops.graph import substitute
 
 
 class KernelGraph(HasFrozenBody, PrintedOp):
@@ -37,6 +41,24 @@ class KernelGraph(HasFrozenBody, PrintedOp):
             for inner, outer in zip(self.body.inputs, inputs, strict=True)
         ]
         return Apply(self, given, [out.type() for out in self.body.outputs])
+
+    def pullback(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        cotangents: Sequence[Variable],
+    ) -> list[Variable]:
+        own, results = copy_graph(self.body.inputs, self.body.outputs)
+        pairs = zip(results, cotangents, strict=True)
+        known = {out: g for out, g in pairs if not isinstance(g.type, pg.DisconnectedType)}
+        found = pg.grad(
+            None,
+            own,
+            known_grads=known,
+            disconnected_inputs="ignore",
+            return_disconnected="disconnected",
+        )
+        return substitute(found, dict(zip(own, inputs, strict=True)))
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         values = dict(zip(self.body.inputs, inputs, strict=True))

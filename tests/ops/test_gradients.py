@@ -11,6 +11,7 @@ import pytest
 from pytensor.compile.mode import Mode
 from pytensor.gradient import DisconnectedInputError, pushforward
 from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.ifelse import ifelse
 
 import scanlib
@@ -596,3 +597,25 @@ def test_update_of_a_shared_variable(mode):
     a, w = pytensor.shared(1.5), pt.scalar("w")
     _, updates = scanlib.scan(lambda w: {a: a * w}, non_sequences=w, n_steps=4)
     assert_derivatives(updates[a], {w: np.array(0.9)}, lambda w: 1.5 * w**4, mode)
+
+
+REWRITTEN = {
+    "elementwise": lambda x, h, w: pt.tanh(h * w[0, 0]) + x,
+    "matrix recurrence": lambda x, h, w: w @ h + x,
+    "any other": lambda x, h, w: pt.tanh(w @ h + x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:A Supervisor feature")
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_of_graphs_that_were_rewritten(name):
+    """Lowered loops, and what stands around them, are differentiated as what they were."""
+    x, w = pt.matrices("x", "w")
+    trace = scanlib.scan(REWRITTEN[name], x, pt.zeros(3), w, return_updates=False)
+    cost = (trace[-1] ** 2).sum()
+    rewritten = rewrite_graph(cost, include=("fast_run",), exclude=("inplace",))
+    function = pytensor.function([x, w], rewritten)
+    values = [rng.normal(size=(5, 3)), 0.5 * rng.normal(size=(3, 3))]
+    slopes = pytensor.function([x, w], pytensor.grad(rewritten, [x, w]))(*values)
+    for slope, expected in zip(slopes, central_gradient(function, values), strict=True):
+        np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-7)

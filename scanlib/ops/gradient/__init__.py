@@ -37,4 +37,4 @@ def pullback_by_schedule(op: Scan, *arguments: Sequence[Variable]) -> list[Varia
     return (pullback if op.checkpoint is None else checkpointed_pullback)(op, *arguments)
 
 
-Scan.pullback, Scan.pushforward = pullback_by_schedule, pushforward
+Scan.pullback, Scan.pushforward = pullback_by_schedule, pushforward  # type: ignore[assignment, method-assign]
