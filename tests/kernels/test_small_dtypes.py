@@ -78,7 +78,7 @@ def test_matrix_recurrences(name, dtype):
 @pytest.mark.parametrize("dtype", SMALL)
 def test_systems(dtype):
     def step(lib, n, h, g):
-        return [lib.dot(A, h) + g - n, g * 0.5 + h - n]
+        return [lib.dot(A, h) + lib.dot(A.T, g) - n, lib.dot(A, g) * 0.5 + lib.dot(A.T, h) - n]
 
     function = run(step, [dtype], [START, START], "c")
     assert count(function, LinearScan) == 1
