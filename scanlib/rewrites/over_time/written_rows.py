@@ -57,9 +57,11 @@ def _adds_rows_of_loops(node: Apply | None) -> bool:
 
 
 def _fills(node: Apply, lengths: Lengths) -> bool:
-    """Whether what is written to a slice is known to have its length, as it has in a derivative:
+    """Whether what is written to a slice is known to have its length, as rows of a derivative have:
     elsewhere, a single row may be written to many places."""
     target, value = node.inputs[:2]
+    if is_of_loop(value, backwards=True):
+        return True
     place = _axis_slice(node)
     if place is None:
         return False
@@ -248,8 +250,11 @@ def pad_rows_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
     return [new] if node.outputs[0].type.is_super(new.type) else None
 
 
-def is_of_loop(variable: Variable) -> bool:
-    """Whether a loop computes a variable, or elementwise operations on parts of its results."""
+def is_of_loop(variable: Variable, backwards: bool = False) -> bool:
+    """Whether a loop computes a variable, or elementwise operations on parts of its results.
+
+    One that walks `backwards`, as derivatives do, if that is asked for.
+    """
 
     def inputs_of(value: Variable) -> list[Variable]:
         node = value.owner
@@ -257,4 +262,5 @@ def is_of_loop(variable: Variable) -> bool:
         return node.inputs if is_passed else []
 
     above = (value.owner for value in walk([variable], inputs_of, bfs=False))
-    return any(node is not None and isinstance(node.op, LoopOp) for node in above)
+    loops = (node.op for node in above if node is not None and isinstance(node.op, LoopOp))
+    return any(op.signature.reverse or not backwards for op in loops)
