@@ -449,8 +449,20 @@ def lines_of(statement: Statement) -> Iterator[str]:
 # Functions and kernels
 
 
+class _Calling:
+    """What has a block that may call functions."""
+
+    body: Block
+
+    @cached_property
+    def calls(self) -> list[Function]:
+        """The function of the language that each call is of."""
+        called = (statement.target for statement in walk(self.body) if isinstance(statement, Call))
+        return [target for target in called if isinstance(target, Function)]
+
+
 @dataclass(eq=False)
-class Function:
+class Function(_Calling):
     """A part of kernels that is written once; its name is unique among the functions that a kernel
     calls.
 
@@ -464,11 +476,6 @@ class Function:
     results: tuple[Value, ...]
     is_shared: bool = False
 
-    @cached_property
-    def calls(self) -> list[Function]:
-        """The function of the language that each call is of."""
-        return _calls_in(self.body)
-
     def __str__(self) -> str:
         head = f"{self.name}({', '.join(map(repr, self.parameters))}):"
         last = [f"  return {_listed(self.results)}"] if self.results else []
@@ -479,7 +486,7 @@ TABLE, CALLED_WITH = -1, -2  # no words: the address of the table itself, that o
 
 
 @dataclass(eq=False)
-class Kernel:
+class Kernel(_Calling):
     """A whole kernel. Memory that one of its pointers leads to is reached through no other.
 
     `slots` says which word of the table that a caller gives is each parameter, `TABLE` for the
@@ -494,11 +501,6 @@ class Kernel:
     slots: tuple[int, ...]
     register: int = 32
     runs_once: bool = False
-
-    @cached_property
-    def calls(self) -> list[Function]:
-        """The function of the language that each call is of."""
-        return _calls_in(self.body)
 
     def __str__(self) -> str:
         head = f"{self.name}({', '.join(map(repr, self.parameters))}):"
@@ -520,11 +522,6 @@ def walk(block: Block) -> Iterator[Statement]:
         yield statement
         for inner in blocks_of(statement):
             yield from walk(inner)
-
-
-def _calls_in(body: Block) -> list[Function]:
-    called = (s.target for s in walk(body) if isinstance(s, Call))
-    return [target for target in called if isinstance(target, Function)]
 
 
 def functions_of(*roots: Function | Kernel, shared: bool = True) -> list[Function]:
