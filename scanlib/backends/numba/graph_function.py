@@ -7,6 +7,7 @@ node that has no kernel. Programs are functions in C, and a line costs less than
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,12 +51,15 @@ FEW = 1 << 14  # items that stay in the cache
 
 @dataclass
 class Line:
-    """What stands for a node: the names that it gives values, their value, and what it reads."""
+    """What stands for a node: the names that it gives values, and their value."""
 
     node: Apply
     made: list[str]
     value: str
-    read: list[str]
+
+    def names(self) -> list[str]:
+        """Return the names of what lines compute, those that it makes first."""
+        return [*self.made, *re.findall(r"\bv\d+", self.value)]
 
     def text(self, done: Sequence[str]) -> str:
         """Return the line, which gives up the names that no later one reads."""
@@ -67,6 +71,7 @@ class GraphWriter:
     """Writes the function of a graph.
 
     In its text ``x`` are inputs, ``v`` what lines compute, and ``k`` constants and functions.
+    Lengths of arrays are numbers of Python where slices and checks read them, arrays elsewhere.
     `node_function` returns the function of a node that has no kernel, from values to a value, or to
     several, and `as_constant` the value of a constant. `seconds` says how long each line took in
     all calls, where that is wanted.
@@ -84,6 +89,7 @@ class GraphWriter:
         self.count = 0
         self.inputs = [f"x{i}" for i in range(len(fgraph.inputs))]
         self.names = dict(zip(fgraph.inputs, self.inputs, strict=True))
+        self.lengths: dict[Variable, str] = {}  # names of numbers
         self.add_graph(fgraph)
         self.results = [self.name(out) for out in fgraph.outputs]
         self.seconds = self.scope["seconds"] = [0.0] * len(self.lines)
@@ -122,7 +128,7 @@ class GraphWriter:
         seen, found = {*self.results}, []
         for number in reversed(range(len(self.lines))):
             line = self.lines[number]
-            names = dict.fromkeys([*line.made, *line.read])
+            names = dict.fromkeys(line.names())
             done = [name for name in names if name.startswith("v") and name not in seen]
             seen |= names.keys()
             text = line.text(done)
@@ -139,9 +145,27 @@ class GraphWriter:
             if isinstance(variable, Constant):
                 self.names[variable] = self.known(self.as_constant(variable))
             else:
-                assert variable.owner is not None, variable
-                self.add(variable.owner)
+                node = variable.owner
+                assert node is not None, variable
+                if variable not in self.lengths:
+                    self.add(node)
+                if variable in self.lengths:
+                    array = f"array({self.lengths[variable]})"
+                    (self.names[variable],) = self._write(node, array)
         return self.names[variable]
+
+    def number(self, variable: Variable | int) -> str:
+        """Return the text of a length or an index as a number of Python."""
+        if not isinstance(variable, Variable):
+            return str(variable)
+        if isinstance(variable, Constant):
+            return str(int(variable.data))
+        node = variable.owner
+        if node is not None and not (variable in self.names or variable in self.lengths):
+            if isinstance(node.op, ScalarFromTensor | TensorFromScalar):
+                return self.number(node.inputs[0])
+            self.add(node)
+        return self.lengths.get(variable) or f"index({self.name(variable)})"
 
     def known(self, value: Any) -> str:
         """Return the name of what the text refers to."""
@@ -158,12 +182,16 @@ class GraphWriter:
     ) -> None:
         """Write a line for a node, from the text of what it computes with ``{}`` for inputs."""
         read = [self.name(v) for v in (node.inputs if inputs is None else inputs)]
-        made = []
-        for out in node.outputs if outputs is None else outputs:
-            self.names[out] = f"v{self.count}"
-            made.append(self.names[out])
-            self.count += 1
-        self.lines.append(Line(node, made, value.format(*read, all=", ".join(read)), read))
+        outputs = node.outputs if outputs is None else outputs
+        made = self._write(node, value.format(*read, all=", ".join(read)), len(outputs))
+        self.names |= dict(zip(outputs, made, strict=True))
+
+    def _write(self, node: Apply, value: str, results: int = 1) -> list[str]:
+        """Write a line; return the names that it makes."""
+        made = [f"v{self.count + k}" for k in range(results)]
+        self.count += results
+        self.lines.append(Line(node, made, value))
+        return made
 
     # Graphs
 
@@ -214,7 +242,8 @@ class GraphWriter:
         elif isinstance(op, ScalarFromTensor | TensorFromScalar):
             self.names[node.outputs[0]] = self.name(node.inputs[0])
         elif isinstance(op, Shape_i) and isinstance(node.inputs[0].type, DenseTensorType):
-            self.line(node, f"array({{}}.shape[{op.i}])")
+            length = f"{self.name(node.inputs[0])}.shape[{op.i}]"
+            (self.lengths[node.outputs[0]],) = self._write(node, length)
         elif isinstance(op, CheckAndRaise):
             holds = " and ".join(["{}"] * (len(node.inputs) - 1)) or "True"
             error = self.known(partial(_raise, op.exc_type, op.msg))
@@ -224,16 +253,19 @@ class GraphWriter:
         elif isinstance(op, DeepCopyOp) and isinstance(node.inputs[0].type, DenseTensorType):
             self.line(node, "array({})")
         elif isinstance(op, PaddedRows | CheckedRows):
-            function = self.known(self.node_function(node))
-            self.line(node, f"{{0}} if {{0}}.shape[0] == {{1}} else {function}({{0}}, {{1}})")
+            rows, wanted = node.inputs
+            function, length = self.known(self.node_function(node)), self.number(wanted)
+            text = f"{{0}} if {{0}}.shape[0] == {length} else {function}({{0}}, array({length}))"
+            self.line(node, text, [rows])
         elif isinstance(op, CheckedItems):
             holds = " and ".join(f"{{0}}.shape[{axis}] >= {n}" for axis, n in op.sizes.items())
             self.line(node, f"{{0}} if {holds} else {self.known(op.passed)}({{all}})")
         elif isinstance(op, SpecifyShape):
             self.line(node, f"{self.known(_specified)}({{all}})")
         elif isinstance(op, Subtensor) and (places := self._indices(op, node)) is not None:
-            out = node.outputs[0]  # where it is one number, it does not keep a whole array
-            self.line(node, f"{{}}[{places}]" if out.type.ndim else f"array({{}}[{places}])")
+            # One number does not keep a whole array.
+            text = f"{{}}[{places}]" if node.outputs[0].type.ndim else f"array({{}}[{places}])"
+            self.line(node, text, node.inputs[:1])
         elif (inside := graph_inside(op)) is not None:
             self._add_inside(inside, node)
         else:
@@ -248,17 +280,11 @@ class GraphWriter:
         texts = []
         for place in indices:
             if isinstance(place, slice):
-                texts.append(":".join(map(self._end, (place.start, place.stop, place.step))))
+                ends = (place.start, place.stop, place.step)
+                texts.append(":".join("" if end is None else self.number(end) for end in ends))
             else:
-                texts.append(self._end(place))
+                texts.append(self.number(place))
         return ", ".join(texts)
-
-    def _end(self, end: Variable | int | None) -> str:
-        """Return the text of an index, or of the end of a slice."""
-        if isinstance(end, Variable) and not isinstance(end, Constant):
-            return f"index({self.name(end)})"
-        value = end.data if isinstance(end, Constant) else end
-        return "" if value is None else str(int(value))
 
 
 def _raise(kind: type[Exception], message: str) -> None:
