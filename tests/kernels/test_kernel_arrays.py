@@ -449,6 +449,17 @@ def test_sizes_that_a_batch_of_nothing_reads():
     check([x], [y], [rng.normal(size=(3, 2, 4))], "fast_compile")
 
 
+def test_sizes_of_what_is_computed_where_it_is_read():
+    (x, h), values = drawn(x=(T, N), h=(N,))
+
+    def step(x, h):
+        read, unread = pt.tanh(h) * x, pt.exp(h) + x
+        zeros = pt.zeros(Shape_i(0)(read) - Shape_i(0)(unread) + 3)
+        return pt.concatenate([read * 0.5, zeros])[:N][::-1] + h
+
+    check([x, h], [scan(step, x, [h])], values, "fast_compile")
+
+
 def test_gradients_of_products_with_zeros():
     (x, h), values = drawn(x=(T, N), h=(N, N))
     values[1][0] = values[1][:2, 1] = 0.0

@@ -24,6 +24,7 @@ from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import Join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
@@ -170,11 +171,9 @@ class Step:
             if not _is_computed_where_read(graph, out):
                 continue
             self.deferred.add(out)
-            client, _ = graph.clients[out][0]
-            last = self.last_use[out]
-            if client.outputs[0] in self.deferred:
-                last = max(last, self.last_use[client.outputs[0]])
-                self.last_use[out] = last
+            later = [client.outputs[0] for client, _ in graph.clients[out]]
+            uses = [self.last_use[read] for read in later if read in self.deferred]
+            self.last_use[out] = last = max([self.last_use[out], *uses])
             for inp in node.inputs:
                 self.last_use[inp] = max(self.last_use[inp], last)
 
@@ -499,9 +498,11 @@ class Step:
 
 
 def _is_computed_where_read(graph: FunctionGraph, out: Variable) -> bool:
-    """Whether an elementwise result is read by one node at its own indices, or item by item."""
-    clients = [client for client, _ in graph.clients[out]]
-    if out.type.ndim == 0 or not clients or out in graph.outputs:
+    """Whether an elementwise result is read by one node at its own indices, or item by item; its
+    shape may be read besides."""
+    readers = [client for client, _ in graph.clients[out]]
+    clients = [client for client in readers if not isinstance(client.op, Shape | Shape_i)]
+    if out.type.ndim == 0 or out in graph.outputs:
         return False
     if len(clients) <= MOST_ITEMS and all(map(_reads_item, clients)):
         return True

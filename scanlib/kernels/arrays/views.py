@@ -99,7 +99,7 @@ def write_shape_i(step: Step, node: Apply) -> None:
 def shape_of(step: Step, variable: Variable) -> tuple[Size, ...]:
     """Return the sizes of an array, which may be computed where it is read only."""
     if variable in step.deferred:
-        raise NoKernelError("the shape of a value that is not stored has no kernel")
+        return tuple(Tree(step, variable, variable.owner).shape())
     if variable in step.items:
         return step.shape_of_items(variable)
     if all(known == 1 for known in variable.type.shape):
