@@ -97,7 +97,7 @@ def _explain(node: Apply, setting: Setting) -> LoopExplanation:
     recurrences, found = explain(node, loop, setting)
     return LoopExplanation(
         op=kind.__name__,
-        steps=replace(scan.steps_of(node), may_stop=False).known(),
+        steps=scan.steps_of(node).most(),
         until=loop.stop is not None,
         reverse=loop.reverse,
         parts=_parts(loop, recurrences),

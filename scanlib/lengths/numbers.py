@@ -107,13 +107,20 @@ class Steps:
     may_stop: bool = False
 
     def known(self) -> int | None:
-        """Return the number of steps where it is known when the graph is built.
+        """Return the number of steps where it is known when the graph is built."""
+        return None if self.may_stop else self.most()
+
+    def least(self) -> int | None:
+        """Return a number of steps that the loop surely takes: one, if it may stop then."""
+        most = self.most()
+        return min(most, 1) if self.may_stop and most is not None else most
+
+    def most(self) -> int | None:
+        """Return the number of steps that the loop takes if it does not stop, if it is known.
 
         Where a number of steps is given, sequences do not tell: they may have another length,
         which is an error when the loop runs.
         """
-        if self.may_stop:
-            return None
         if self.n_steps is not None:
             return constant_integer(self.n_steps)
         lengths = (sequence.type.shape[0] for sequence in self.sequences)

@@ -158,7 +158,8 @@ class NodeMessages:
         """Return the template for an error of a node or of an input."""
         if isinstance(what, Apply):
             # Outside of loops, checks say what they say without scanlib.
-            says_all = isinstance(what.op, CheckAndRaise) and not self.place
+            is_own = getattr(what.op, "is_check", False)
+            says_all = isinstance(what.op, CheckAndRaise) and (is_own or not self.place)
             text = UNKNOWN if says_all else self.expressions.node(what)
         else:
             text = self.expressions.value(what)

@@ -83,6 +83,19 @@ def rewrite_step(
     return dict(zip(node.outputs, loop.apply().node.outputs, strict=True))
 
 
+def replace(fgraph: FunctionGraph, replacements: dict[Variable, Variable], reason: str) -> None:
+    """Replace variables that the graph still holds, keeping their types."""
+    pairs = []
+    for old, new in replacements.items():
+        if old not in fgraph.variables or old is new:
+            continue
+        if old.type != new.type and not old.type.is_super(new.type):
+            new = old.type.filter_variable(new)
+        pairs.append((old, new))
+    if pairs:
+        fgraph.replace_all_validate(pairs, reason=reason)
+
+
 _STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])
 
 

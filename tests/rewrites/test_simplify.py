@@ -13,6 +13,7 @@ import scanlib
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
+from tests.modes import MODES
 from tests.split_cases import nodes_of
 
 rng = np.random.default_rng(11)
@@ -205,6 +206,28 @@ class TestLastRows:
         assert f([1, 2])[1] == 3
         with pytest.raises(IndexError):
             f([])
+
+    @pytest.mark.parametrize("name", ["numba", "c", "py", "jax"])
+    @pytest.mark.parametrize("shape", [(), (2,)])
+    def test_last_row_of_a_loop_in_a_step(self, name, shape):
+        """It may have no step where the outer loop has; JAX raises no errors there."""
+        if name == "jax":
+            pytest.importorskip("jax")
+        x, counts = pt.vector("x"), pt.lvector("counts")
+
+        def step(count, h):
+            return scanlib.foldl(lambda v, h: pt.tanh(h) + v, x[:count], h, return_updates=False)
+
+        states = scanlib.scan(step, counts, pt.zeros(shape), return_updates=False)
+        mode = "JAX" if name == "jax" else MODES[name]
+        f, values = pytensor.function([x, counts], states, mode=mode), np.ones(3)
+        np.testing.assert_allclose(f(values, [1, 2])[..., 0] if shape else f(values, [1, 2]),
+                                   [1.0, np.tanh(np.tanh(1) + 1) + 1])  # fmt: skip
+        if name == "jax":
+            assert np.isnan(f(values, [1, 0])[1]).all()
+            return
+        with pytest.raises(IndexError, match="a row was read .* fewer than 1 step"):
+            f(values, [1, 0])
 
     def test_rows_of_the_initial_state_may_be_read(self, fast_mode):
         x = pt.vector("x")

@@ -61,10 +61,14 @@ def compiled(inputs, outputs, mode):
 
 
 def test_loops_in_loops_in_loops(fast_mode):
-    def middle(h, v):
-        return scan(lambda g, v: pt.tanh(g) + v, None, [h], [v], n_steps=n)[-1] + 0.1 * h
+    def repeated(step, h, v):
+        trace = scan(step, None, [h], [v], n_steps=n)
+        return pt.concatenate([h[None], trace])[-1]
 
-    trace = scan(lambda v, h: scan(middle, None, [h], [v], n_steps=n)[-1], x, [0.0])
+    def middle(h, v):
+        return repeated(lambda g, v: pt.tanh(g) + v, h, v) + 0.1 * h
+
+    trace = scan(lambda v, h: repeated(middle, h, v), x, [0.0])
     h, expected = 0.0, []
     for value in DATA:
         for _ in range(4):
@@ -92,9 +96,10 @@ def counted():
     counts = pt.lvector("counts")
 
     def step(count, value, h):
-        return scan(lambda h, v: pt.tanh(h) + v, None, [h], [value], n_steps=count, name="inner")[
-            -1
-        ]
+        final, _ = scanlib.loop(
+            lambda h, _: (pt.tanh(h) + value, None), h, length=count, name="inner"
+        )
+        return final  # `h` where there are no steps
 
     return counts, scan(step, [counts, x], [np.float64(0.2)], name="outer")
 
@@ -103,7 +108,7 @@ def test_a_step_decides_how_many_steps_a_loop_takes(fast_mode):
     counts, trace = counted()
     function = compiled([counts, x], trace, fast_mode)
     np.testing.assert_allclose(function(COUNTS, DATA), plain_counted(DATA))
-    with pytest.raises(StepCountError, match=r"scan `inner`: n_steps must not be negative, got -2"):
+    with pytest.raises(StepCountError, match=r"loop `inner`: length must not be negative, got -2"):
         function(np.array([1, -2, 3, 1]), DATA)
     np.testing.assert_allclose(function(COUNTS, DATA), plain_counted(DATA))
     fixed = pytensor.graph.replace.graph_replace(trace, {counts: pt.constant(COUNTS)})

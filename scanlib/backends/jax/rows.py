@@ -15,7 +15,7 @@ are cut, padded and checked.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -390,10 +390,14 @@ def merge_rows(op: MergeRows, value: Any) -> Any:
 
 @rule(CheckedValue)
 def checked_value(op: CheckedValue, value: Any, *conditions: Any) -> Any:
-    """Return a value, and raise for a condition which is known when JAX compiles."""
-    if any(static_int(condition) == 0 for condition in conditions):
+    """Return a value; where a condition does not hold, raise if JAX knows it when it compiles, and
+    return NaN for a real or complex number if not."""
+    known = [static_int(condition) for condition in conditions]
+    if 0 in known:
         raise op.exc_type(op.msg)
-    return value
+    if None not in known or not jnp.issubdtype(value.dtype, jnp.inexact):
+        return value
+    return jnp.where(reduce(jnp.logical_and, conditions), value, jnp.nan)
 
 
 @rule(CheckedSizes)

@@ -29,6 +29,8 @@ class CheckedValue(CheckAndRaise):
     JAX raises no errors in compiled code: there, what is known when it compiles is checked.
     """
 
+    is_check = True  # messages and reports say what it checks
+
     def pushforward(
         self, inputs: Variables, outputs: Variables, tangents: Variables
     ) -> list[Variable]:
@@ -48,7 +50,7 @@ class CheckedArray(Op):
     """Base of Ops that give the array they are given, or an error with a message."""
 
     __props__ = ("message",)
-    is_check = True  # messages and reports say what it checks
+    is_check = True
     view_map: ClassVar[dict[int, list[int]]] = {0: [0]}
 
     def __init__(self, message: str) -> None:

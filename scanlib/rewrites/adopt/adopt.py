@@ -62,9 +62,8 @@ from scanlib.rewrites.adopt.adopt_buffers import (
     slide,
     whole_buffer,
 )
-from scanlib.rewrites.edit import rewrite_step
+from scanlib.rewrites.edit import replace, rewrite_step
 from scanlib.rewrites.pytensor_rewrites import CANONICAL
-from scanlib.rewrites.simplify.simplify import replace
 
 # From the results of a loop's parts.
 Maker = Callable[[dict[Part, Variable]], Variable]

@@ -16,9 +16,9 @@ from pytensor.tensor.subtensor import IncSubtensor
 from scanlib.ops.loop import Loop
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.scan import Scan
+from scanlib.rewrites.edit import replace
 from scanlib.rewrites.over_time.written_rows import join_slices
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
-from scanlib.rewrites.simplify.simplify import replace
 
 POSITION = 1.6665  # of this rewrite among PyTensor's
 _LOWERING = RewriteDatabaseQuery(

@@ -51,6 +51,7 @@ from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, Sequence, S
 from scanlib.ops.loop_rewrite import LoopRewrite, LowersLoops
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
+from scanlib.rewrites.edit import replace
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
 from scanlib.rewrites.simplify.last_rows import (
     is_loop,
@@ -58,7 +59,6 @@ from scanlib.rewrites.simplify.last_rows import (
     tap_of_view,
     value_of_rows,
 )
-from scanlib.rewrites.simplify.simplify import replace
 
 Reader = tuple[Variable, State | Output, Callable[[Variable], Variable]]
 

@@ -33,10 +33,9 @@ from scanlib.ops.linker_features import takes_steps
 from scanlib.ops.loop import Carry, Loop, Part, State
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.lowered.linear_scan import LinearOptions, Parts, history_of
-from scanlib.rewrites.edit import detach
+from scanlib.rewrites.edit import detach, replace
 from scanlib.rewrites.lower.linear_recurrence import NotLinearError, Roles, find_recurrence
 from scanlib.rewrites.over_time.peel import OverTime
-from scanlib.rewrites.simplify.simplify import replace
 
 
 class LowerLinearLoops(LowersLoops):

@@ -35,10 +35,9 @@ from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.messages import out_of_bounds
 from scanlib.ops.row_ops.checked_rows import CheckedItems, Item
 from scanlib.ops.small_arrays import works_on_numbers
-from scanlib.rewrites.edit import Lookup, LoopEdit
+from scanlib.rewrites.edit import Lookup, LoopEdit, replace
 from scanlib.rewrites.lower.lower_elementwise import specialize_elementwise
 from scanlib.rewrites.simplify.redundant import drop_unread_inputs
-from scanlib.rewrites.simplify.simplify import replace
 
 # Kernels read more items faster row by row, and each item that is written into rows is a pass.
 MOST_READ, MOST_WRITTEN = 8, 4

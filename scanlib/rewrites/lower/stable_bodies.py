@@ -13,10 +13,9 @@ from pytensor.graph.fg import FunctionGraph
 
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.edit import LoopEdit
+from scanlib.rewrites.edit import LoopEdit, replace
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, may_overflow, stabilize
 from scanlib.rewrites.simplify.redundant import forward_inputs
-from scanlib.rewrites.simplify.simplify import replace
 
 
 class StabilizeBodies(LowersLoops):

@@ -42,7 +42,8 @@ class LastRow:
     several: bool = False
 
     def exists(self, length: int | None) -> bool:
-        """Whether the row is sure to be there, given the number of steps if it is known."""
+        """Whether the row is sure to be there, given a number of steps that the loop surely takes,
+        None if that is not known."""
         return not self.needs_step or (length is not None and length >= self.back)
 
     def of(self, history: Variable) -> Variable:
@@ -138,7 +139,7 @@ def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
     unread = [s for s in loop.states if not s.untraced and not edit.is_read(s)]
     for state in unread:
         state.untraced = edit.changed = True
-    length = edit.node.op.steps_of(edit.node).known()
+    length = edit.node.op.steps_of(edit.node).least()
     has_branches = any(isinstance(node.op, IfElse) for node in edit.fgraph.apply_nodes)
     pending: list[tuple[State, list[LastRow]]] = []
     for state in loop.states:
@@ -186,7 +187,7 @@ def check_last_rows(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variab
     loop = Loop.from_node(node)
     if loop.reverse:
         return {}
-    length = node.op.steps_of(node).known()
+    length = node.op.steps_of(node).least()
     replacements = {}
     outputs = node.op.signature.split_outputs(node.outputs)
     for state, history in zip(loop.states, outputs.histories, strict=True):
@@ -194,7 +195,8 @@ def check_last_rows(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variab
             continue
         for read in last_row_reads(fgraph, history, state.depth)[0]:
             if not read.exists(length):
-                steps = history.shape[0] - state.depth
+                may_stop = loop.stop is not None and read.back > 1
+                steps = history.shape[0] - state.depth if may_stop else loop.length()
                 replacements[read.old] = read.checked(loop, history, steps)
     return replacements
 

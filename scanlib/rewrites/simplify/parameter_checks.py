@@ -15,9 +15,8 @@ from pytensor.raise_op import CheckAndRaise
 
 from scanlib.ops.loop_rewrite import LoopRewrite, holds
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.edit import rewrite_step
+from scanlib.rewrites.edit import replace, rewrite_step
 from scanlib.rewrites.pytensor_rewrites import CANONICAL
-from scanlib.rewrites.simplify.simplify import replace
 
 # The names under which PyMC registers its rewrites.
 NAMES = "local_check_parameter_to_ninf_switch", "local_remove_check_parameter"

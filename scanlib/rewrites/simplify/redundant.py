@@ -44,9 +44,11 @@ from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State, past_rows
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask, steps_of
 from scanlib.ops.row_ops.triangular import true_shapes
-from scanlib.rewrites.edit import Lookup, LoopEdit
+from scanlib.ops.scan import Scan
+from scanlib.rewrites.edit import Lookup, LoopEdit, replace
 from scanlib.rewrites.inline import write_out_graphs
 from scanlib.rewrites.pytensor_rewrites import CANONICAL, BodyRewrite, run_query
+from scanlib.rewrites.simplify.last_rows import check_last_rows
 
 # Ops whose result is larger than what they read, or a view of it: nothing to gain outside.
 _NOT_WORTH_IT = (Alloc, DimShuffle, CheckAndRaise)
@@ -281,8 +283,12 @@ def _canonicalize(body: FunctionGraph) -> None:
 
     Gradients leave terms behind that read a value for its shape alone, or multiply by zero;
     as long as they stand, the loop seems to need what it does not. Shares of sums of exponentials
-    are written before parts of them are stored, or leave the loop.
+    are written before parts of them are stored, or leave the loop. Last rows of loops in the body
+    are checked while they are seen to be rows of a trace.
     """
+    for node in list(body.apply_nodes):
+        if isinstance(node.op, Scan):
+            replace(body, check_last_rows(body, node), "scanlib_check_last_rows")
     write_out_graphs.rewrite(body)
     true_shapes.rewrite(body)
     run_query(CANONICAL, body)

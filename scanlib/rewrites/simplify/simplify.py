@@ -14,7 +14,7 @@ from pytensor.graph.traversal import ancestors
 
 from scanlib.ops.loop import Loop
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.rewrites.edit import LoopEdit
+from scanlib.rewrites.edit import LoopEdit, replace
 from scanlib.rewrites.simplify.checkpointed_loops import settle_checkpoints
 from scanlib.rewrites.simplify.last_rows import check_last_rows, is_loop, untrace
 from scanlib.rewrites.simplify.redundant import (
@@ -184,16 +184,3 @@ class CheckLastRows(LoopRewrite):
         for node in SimplifyLoops.loops(fgraph):
             with self.attempt(fgraph, node):
                 replace(fgraph, check_last_rows(fgraph, node), "scanlib_check_last_rows")
-
-
-def replace(fgraph: FunctionGraph, replacements: dict[Variable, Variable], reason: str) -> None:
-    """Replace variables that the graph still holds, keeping their types."""
-    pairs = []
-    for old, new in replacements.items():
-        if old not in fgraph.variables or old is new:
-            continue
-        if old.type != new.type and not old.type.is_super(new.type):
-            new = old.type.filter_variable(new)
-        pairs.append((old, new))
-    if pairs:
-        fgraph.replace_all_validate(pairs, reason=reason)

@@ -40,6 +40,7 @@ from scanlib.ops.graph import applies, depends_on, is_tensor, merge_equal, subst
 from scanlib.ops.loop import Loop, Output, Sequence
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.rewrites.edit import replace
 from scanlib.rewrites.lower.canonical_loop import sizes_from_outside
 from scanlib.rewrites.lower.lower_elementwise import lower_elementwise
 from scanlib.rewrites.over_time.split_cost import (
@@ -52,7 +53,6 @@ from scanlib.rewrites.over_time.split_cost import (
     of_differing_shapes,
 )
 from scanlib.rewrites.simplify.last_rows import is_loop, value_of_rows
-from scanlib.rewrites.simplify.simplify import replace
 from scanlib.rewrites.split.split import keeps_loops_whole
 
 

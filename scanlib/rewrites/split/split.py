@@ -36,13 +36,12 @@ from scanlib.ops.linker_features import needs_known_lengths
 from scanlib.ops.loop import Loop, Output, Part, Sequence, State, past_rows
 from scanlib.ops.loop_rewrite import LoopRewrite, record_in
 from scanlib.ops.row_ops.checked_rows import CheckedValue
-from scanlib.rewrites.edit import Detached, detach
+from scanlib.rewrites.edit import Detached, detach, replace
 from scanlib.rewrites.lower.canonical_loop import canonical_loop, sizes_from_outside
 from scanlib.rewrites.lower.lower_elementwise import LowerElementwiseLoops, is_elementwise
 from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.over_time.peel import OverTime
 from scanlib.rewrites.simplify.last_rows import is_loop
-from scanlib.rewrites.simplify.simplify import replace
 from scanlib.rewrites.split.split_parts import SplitParts
 
 
