@@ -226,7 +226,7 @@ class TestLastRows:
         if name == "jax":
             assert np.isnan(f(values, [1, 0])[1]).all()
             return
-        with pytest.raises(IndexError, match="a row was read .* fewer than 1 step"):
+        with pytest.raises(IndexError, match=r"a row was read .* fewer than 1 step"):
             f(values, [1, 0])
 
     def test_rows_of_the_initial_state_may_be_read(self, fast_mode):
