@@ -10,6 +10,7 @@ import pytest
 from pytensor.graph.basic import Variable
 
 import scanlib
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
@@ -187,6 +188,35 @@ def test_gradients_are_recurrences_too(name, last):
         values = values_of(inputs)
         values |= {name: values[name][:steps] for name in case.sequences}
         for one, two in zip(lowered(*values.values()), plain(*values.values()), strict=True):
+            assert one.shape == two.shape
+            np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize("shape", [(1, D), (D, 1), (1, 1, D)])
+def test_a_row_or_a_column_is_a_vector(shape, fixed, known):
+    """Of which the types of the state say where it has one item, if not how many it has."""
+    sizes = shape if known else tuple(1 if size == 1 else None for size in shape)
+    A = pt.dmatrix("A") if fixed else pt.dtensor3("A")
+    b, h = pt.tensor("b", dtype="float64", shape=(None, *sizes)), pt.tensor("h", shape=sizes)
+
+    def step(b, *rest):
+        h, A = rest if fixed else rest[::-1]
+        return (A @ h if shape[-1] == 1 else h @ A) + b
+
+    given = ([b], [A]) if fixed else ([b, A], [])
+    trace = scanlib.scan(step, given[0], h, given[1], return_updates=False)
+    outputs = [trace, *pytensor.grad(pt.sin(trace).sum(), [A, b, h])]
+    inputs, values = [A, b, h], rng.normal(size=(T, *shape))
+    lowered, plain = (compiled(inputs, outputs, lowered=flag) for flag in (True, False))
+    loops = [n.op for n in lowered.maker.fgraph.apply_nodes if isinstance(n.op, LoopOp)]
+    assert len(loops) == 2
+    assert all(op.vector for op in loops)
+    for steps in (T, 1, 0):
+        matrix = 0.5 * rng.normal(size=(D, D) if fixed else (steps, D, D))
+        arguments = matrix, values[:steps], values[0] * 2
+        for one, two in zip(lowered(*arguments), plain(*arguments), strict=True):
             assert one.shape == two.shape
             np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-11)
 

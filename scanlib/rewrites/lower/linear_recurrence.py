@@ -401,7 +401,8 @@ class _Search:
         if slot.value.type.ndim == 0:
             return None
         found = in_other_semiring(slot.value, slot.next, self.sizes)
-        if found is None:
+        is_row = slot.value.type.broadcastable.count(False) == 1 < slot.value.type.ndim
+        if found is None and not is_row:  # nor a column
             found = of_one_state(self.forms, slot.next, self.at_any_cost)
         if found is None:
             return None
@@ -437,11 +438,11 @@ class _Search:
         sizes = [self.forms.size(k, batch) for k in range(len(self.slots))]
         if not self.at_any_cost:
             self.check_numbers(batch, matrix)
-            if not all(self.slots[0].value.type.broadcastable[:batch]):
+            if batch:
                 self.check_batch(matrix)
             check_joined_cost(
                 [constant_integer(size) for size in sizes],
-                [slot.value.type.ndim - batch for slot in self.slots],
+                [slot.value.type.broadcastable[batch:].count(False) for slot in self.slots],
                 [[j for j, block in enumerate(row) if block and block.full] for row in blocks],
                 self.differs(matrix),
                 self.by_steps,
@@ -519,7 +520,10 @@ class _Search:
     # The joined matrix
 
     def batch(self) -> int:
-        """Return how many leading axes all states have in common and no step mixes."""
+        """Return how many leading axes all states have in common and no step mixes.
+
+        They are none where the batch is of one.
+        """
         most = max(0, min(slot.value.type.ndim for slot in self.slots) - 1)
         if len({slot.value.type.broadcastable[:most] for slot in self.slots}) > 1:
             return 0
@@ -530,7 +534,7 @@ class _Search:
                 ties = enumerate(block.ties[:most])
                 mixed = [k for k, tie in ties if tie != k]
                 most = min([most, *mixed])
-        return most
+        return 0 if all(self.slots[0].value.type.broadcastable[:most]) else most
 
     def blocks(self, forms: LinearForms, batch: int) -> list[list[Block | None]]:
         """Return the blocks of every next value, tied along the batch alone."""
