@@ -1,5 +1,7 @@
 """Loops over arrays as kernels, against the plain loop."""
 
+import itertools
+
 import hypothesis
 import numpy as np
 import pytensor
@@ -18,8 +20,9 @@ from scanlib.kernels.arrays.decompositions import decompose
 from scanlib.kernels.python_driver import compiled_runner
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.ops.scan import Scan
-from scanlib.schedules.array_loops import array_program
+from scanlib.schedules.array_loops import array_program, graph_program
 from tests.strategies import loops
 
 rng = np.random.default_rng(3)
@@ -226,6 +229,38 @@ def test_matrices_of_all_steps_are_packed(static, dtype):
     small = [3 * values[0][:, :2], values[1][:2], *values[2:]]
     for given in [values] if static else [values, small]:
         check([x, h, W, U], [y, *pytensor.grad((y**2).sum(), [W, U])], given)
+
+
+# Steps, rows, inner size and columns.
+MATRICES = [(5, 3, 4, 2), (0, 3, 4, 2), (2, 3, 0, 2), (2, 0, 3, 4), (4, 1, 3, 9), (6, 13, 1, 14)]
+MATRICES += [(4, 13, 5, 1), (3, 33, 20, 17), (2, 70, 65, 66), (300, 4, 4, 4), (40, 16, 3, 18)]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "int8", "complex128"])
+@pytest.mark.parametrize("static", [False, True])
+def test_sums_of_products_of_all_steps(static, dtype):
+    """One product, of copies if need be, or one for each step."""
+    program = None
+    for sizes in MATRICES:
+        steps, m, d, n = sizes
+        shapes = (
+            {"x": (None, m, d), "y": (None, d, n)} if static else dict.fromkeys("xy", (None,) * 3)
+        )
+        if program is None or static:
+            x, y = (pt.tensor(name, shape=shape, dtype=dtype) for name, shape in shapes.items())
+            sums = [StepProducts(total=True)(*pair) for pair in [(x, y), (y.mT, x.mT)]]
+            graph = graph_program(FunctionGraph([x, y], sums))
+            program = compiled_runner(graph, [function_address(own) for own in graph.functions])
+        given = [
+            (3 * rng.normal(size=shape)).astype(dtype) for shape in [(steps, m, d), (steps, d, n)]
+        ]
+        turned = [np.ascontiguousarray(value.swapaxes(1, 2)).swapaxes(1, 2) for value in given]
+        wanted = np.einsum("tij,tjk->ik", *given)
+        tolerance = 1e-3 if dtype == "float32" else 1e-10
+        for one, other in itertools.product(*zip(given, turned, strict=True)):
+            found, transposed = program(one, other)
+            np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+            np.testing.assert_allclose(transposed, wanted.T, rtol=tolerance, atol=tolerance)
 
 
 LAYOUTS = {

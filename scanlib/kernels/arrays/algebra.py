@@ -15,6 +15,7 @@ from pytensor.tensor.linalg.summary import Det, SLogDet
 from pytensor.tensor.math import Dot
 
 from scanlib.kernels.arrays.array_step import Step, rule
+from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.sizes import Size, if_equal, minimum, pieces, product, quotient, total
 from scanlib.kernels.arrays.workspace import Place, is_contiguous
 from scanlib.kernels.language import FLOATS, Value
@@ -24,10 +25,12 @@ from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import load_number
 from scanlib.ops.graph import core_op
 from scanlib.ops.messages import shape_text
+from scanlib.ops.row_ops.step_products import LENGTHS, SIZES, StepProducts
 from scanlib.ops.row_ops.triangular import TriangularFactor
 
 SQUARE = "Last 2 dimensions of A must be square, got ({}, {})"
 CONFORM = "Dimensions of A and B do not conform: "
+FEW_COLUMNS = 12  # of matrices of all steps that are copied to be multiplied at once
 
 
 def size_operand(step: Step, size: Size) -> Value | int:
@@ -84,6 +87,54 @@ def write_product(step: Step, a: Place, b: Place, c: Place) -> None:
         products.multiply(step.writer, one, other, result, step.library)
     else:
         products.write_product(step.writer, one, other, result)
+
+
+@rule(StepProducts)
+def write_sum_of_products(step: Step, node: Apply) -> None:
+    """Write the sum of the products of all steps.
+
+    It is one product of their columns and rows side by side, where these lie so or are copied; that
+    pays for small matrices alone. Others are multiplied and added step by step.
+    """
+    (left, right), (out,) = node.inputs, node.outputs
+    a, b, w = step.place(left), step.place(right), step.writer
+    step.require(a.sizes[0], b.sizes[0], "ValueError", LENGTHS)
+    step.require(a.sizes[2], b.sizes[1], "ValueError", SIZES)
+    target = step.target(out, [a.sizes[1], b.sizes[2]])
+    pair = [_stacked(step, a.swapped()), _stacked(step, b)]
+    if all(isinstance(size, int) and size <= FEW_COLUMNS for size in target.sizes):
+        pair = [
+            _stacked(step, place if found else _copied(step, place))
+            for place, found in zip((a.swapped(), b), pair, strict=True)
+        ]
+    columns, rows = pair
+    if columns is not None and rows is not None:
+        write_product(step, columns.swapped(), rows, target)
+    else:
+        write_copy(step, step.scalars.constant(0, target.dtype), target)
+        with w.loop(0, step.value(a.sizes[0])) as t:
+            one, other = (
+                place.along([1, 2], w.offset(place.pointer, step.bytes(t, place.strides[0])))
+                for place in (a, b)
+            )
+            products.add_product(w, *(matrix(step, place) for place in (one, other, target)))
+    step.bind_place(out, target)
+
+
+def _copied(step: Step, place: Place) -> Place:
+    copy = step.fresh(place.dtype, place.sizes)
+    write_copy(step, place, copy)
+    return copy
+
+
+def _stacked(step: Step, place: Place) -> Place | None:
+    """Return the matrices of all steps as one of more rows, None if they do not lie so."""
+    (steps, rows, columns), (far, near, side) = place.sizes, place.strides
+    if step.sizes.same(rows) == 1:
+        return place.view([steps, columns], [far, side])
+    if step.sizes.same(far) != step.sizes.same(product(near, rows)):
+        return None
+    return place.view([product(steps, rows), columns], [near, side])
 
 
 def write_product_of_fixed(step: Step, a: Place, b: Place, c: Place) -> None:

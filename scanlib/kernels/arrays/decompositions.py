@@ -27,14 +27,11 @@ from scanlib.ops.row_ops.step_products import LENGTHS, SIZES, StepProducts
 def _step_products(op: StepProducts, x: Variable, y: Variable) -> Variable:
     """Return the products of the matrices of all steps, as few of them as possible.
 
-    The rows of the matrices of all steps are those of one matrix, and so are columns and rows in
-    ``Σ_t x_t y_t``.
+    The rows of the matrices of all steps are those of one matrix.
     """
     if x.type.ndim == y.type.ndim == 3:
         x = _checked(x, LENGTHS, x, 0, y, 0)
     x = _checked(x, SIZES, x, -1, y, -2)
-    if op.total:
-        return pt.dot(_stacked(x.dimshuffle(0, 2, 1)).T, _stacked(y))
     if y.type.ndim == 2:
         z = pt.dot(_stacked(x), y) if x.type.ndim == 3 else pt.dot(x, y)
         if x.type.ndim == 2 or x.type.shape[1] == 1:
@@ -158,6 +155,6 @@ def decompose(graph: FunctionGraph) -> None:
 
 def is_decomposed(op: Op) -> bool:
     """Whether `decompose` puts other nodes in the place of those of an Op."""
-    if isinstance(op, AllocDiag):
+    if isinstance(op, AllocDiag) or (isinstance(op, StepProducts) and op.total):
         return False
     return isinstance(op, OpFromGraph) or type(op) in DECOMPOSITIONS

@@ -29,6 +29,7 @@ from functools import cache
 from typing import Any
 
 from scanlib.kernels.language import (
+    BOOL,
     FLOATS,
     INT64,
     INTEGERS,
@@ -93,6 +94,21 @@ def multiply(
     else:
         gemm = library(Routine("sgemm" if out.dtype == "float32" else "dgemm"))
         _library_product(w, a, b, out, gemm, form=form)
+
+
+def add_product(w: Writer, a: Matrix, b: Matrix, out: Matrix) -> None:
+    """Write ``out += a b``, as `multiply` writes products."""
+    is_complex = parts_of(out.dtype) is not None
+    form, turns = ("plain", False) if is_complex else _form(a, b, out)
+    if form == "plain" or out.itemsize < 4:
+        write_product(w, a, b, out, add=out)
+        return
+    if turns:
+        a, b, out = b.turned, a.turned, out.turned
+    with w.when(sized(w, out.columns)[0] < register_bytes() // out.itemsize) as choice:
+        _product(w, a, b, out, form="narrow", adds=True)
+    with w.otherwise(choice):
+        _product(w, a, b, out, form="wide", adds=True)
 
 
 @shared
@@ -237,16 +253,18 @@ def _plain_product(w: Writer, a: Matrix, b: Matrix, out: Matrix) -> None:
 
 
 @shared
-def _product(w: Writer, a: Matrix, b: Matrix, out: Matrix, *, form: str) -> None:
-    """Write a product of numbers of one dtype in one form."""
+def _product(
+    w: Writer, a: Matrix, b: Matrix, out: Matrix, *, form: str, adds: bool = False
+) -> None:
+    """Write a product of numbers of one dtype in one form; tiles may add it to what is there."""
     if form == "tiles":
         _write_tiles(w, a, b, out)
     elif form == "row":
         Combination(w, "real", out.pointer, a.pointer, b, None).write()
     elif form == "narrow":
-        _Product(w, SMALL_REGISTER, a, b, out).tiles()
+        _Product(w, SMALL_REGISTER, a, b, out, adds).tiles()
     elif form == "wide":
-        _Product(w, register_bytes(), a, b, out).tiles()
+        _Product(w, register_bytes(), a, b, out, adds).tiles()
     elif form == "packed":
         _Product(w, register_bytes(), a, b, out).packed_tiles()
     else:
@@ -292,8 +310,10 @@ def _write_tiles(w: Writer, a: Matrix, b: Matrix, out: Matrix) -> None:
 class _Product:
     """Writes a product in one form, with vectors of some bytes."""
 
-    def __init__(self, w: Writer, register: int, a: Matrix, b: Matrix, out: Matrix) -> None:
-        self.w, self.dtype, self.item = w, out.dtype, out.itemsize
+    def __init__(
+        self, w: Writer, register: int, a: Matrix, b: Matrix, out: Matrix, adds: bool = False
+    ) -> None:
+        self.w, self.dtype, self.item, self.adds = w, out.dtype, out.itemsize, adds
         self.vector = Type(self.dtype, register // self.item)
         self.width, self.is_long = VECTORS * self.vector.lanes, register == LONG
         self.a, self.a_row, self.a_column = a.values(w)
@@ -404,7 +424,7 @@ class _Product:
         """Write the tiles of `C` from column `j` on; the terms are from `k` on."""
         w, item, width = self.w, self.item, self.width
         known, is_narrow, ends = self.columns_from(j)
-        more = k > 0
+        more = w.constant(True, BOOL) if self.adds else k > 0
         start: Value = w.constant(0, INT64)
         if self.is_long:
             start = w.select(is_narrow, 0, self.m & -TALL)
