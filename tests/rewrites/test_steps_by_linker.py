@@ -96,3 +96,30 @@ def test_what_is_lowered(name, mode, known):
         np.testing.assert_allclose(
             gradient[place], (values[0] - values[1]) / 2e-6, rtol=1e-5, atol=1e-6
         )
+
+
+@pytest.mark.parametrize("function", [pt.exp, pt.neg])
+@pytest.mark.parametrize("mode", ["numba", "c"])
+def test_matrices_that_functions_make_are_made_step_by_step(mode, function):
+    """All steps at once need all of them, and cheap ones are made at once by all."""
+    x, w, h, B = pt.matrix("x"), pt.matrix("w"), pt.vector("h"), pt.matrix("B")
+
+    def step(x, w, h, B):
+        return function(w[:, None] * B) @ h + x
+
+    trace = scanlib.scan(step, [x, w], h, B, return_updates=False)
+    by_steps, at_once = (
+        pytensor.function([x, w, h, B], trace, mode=modes[mode]) for modes in (MODES, AT_ONCE)
+    )
+    assert kinds(by_steps) == ([1, 0] if function is pt.exp else [0, 1])
+    assert kinds(at_once) == [0, 1]
+    compute, rng = np.exp if function is pt.exp else np.negative, np.random.default_rng(0)
+    for size in (2, 7):
+        rows = rng.normal(size=(T, size)), 0.5 * rng.normal(size=(T, size))
+        given = [*rows, rng.normal(size=size), 0.3 * rng.normal(size=(size, size))]
+        state, expected = given[2], []
+        for row, weights in zip(*rows, strict=True):
+            state = compute(weights[:, None] * given[3]) @ state + row
+            expected.append(state)
+        for compiled in (by_steps, at_once):
+            np.testing.assert_allclose(compiled(*given), expected, rtol=1e-10)
