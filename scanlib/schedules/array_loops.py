@@ -110,10 +110,16 @@ def place_input(kernel: TableReader, step: Step, array: Array, in_order: bool = 
 
 
 def bind_input(step: Step, variable: Variable, name: str, place: Place) -> None:
-    """Bind an input that is the same for all steps; an integer is known before the first one."""
+    """Bind an input that is the same for all steps; integers are known before the first one, if it
+    is one or a vector of a few, such as a shape."""
     step.bind_place(variable, place)
-    if variable.type.ndim == 0 and np.dtype(variable.type.dtype).kind in "iub":
+    kind, shape = np.dtype(variable.type.dtype).kind, variable.type.shape
+    if not shape and kind in "iub":
         step.bind_known(variable, Given("value", name))
+    elif len(shape) == 1 and shape[0] is not None and shape[0] <= views.MOST_SHOWN and kind in "iu":
+        step.items[variable] = [variable.type.clone(shape=())() for _ in range(shape[0])]
+        for k, item in enumerate(step.items[variable]):
+            step.bind_known(item, Given("value", name, k))
 
 
 def step_work(step: Step, graph: FunctionGraph) -> Size:

@@ -19,6 +19,7 @@ from pytensor.graph.basic import Apply
 
 from scanlib.kernels.arrays.array_step import Step, rule
 from scanlib.kernels.arrays.sizes import Expression, Size, combined, if_equal, total
+from scanlib.kernels.arrays.views import numbers_of
 from scanlib.kernels.arrays.workspace import rounded
 from scanlib.kernels.compiled import ProgramEntry
 from scanlib.kernels.language import INT64, INTERRUPTED, Poll, Value, walk
@@ -167,6 +168,8 @@ class InnerLoop:
             return total(*(rounded(self.translated(part)) for part in parts))
         number = int(size.array.removeprefix("x"))
         if size.kind == "value":
-            return self.step.size_of(self.node.inputs[number])
+            given = self.node.inputs[number]
+            is_one = given.type.ndim == 0
+            return self.step.size_of(given) if is_one else numbers_of(self.step, given)[size.axis]
         place = self.inputs[number]
         return (place.sizes if size.kind == "dim" else place.strides)[size.axis]
