@@ -18,7 +18,8 @@ from pytensor.tensor.extra_ops import FillDiagonal, FillDiagonalOffset
 from pytensor.tensor.linalg.constructors import BlockDiagonal
 from pytensor.tensor.pad import Pad
 
-from scanlib._compat import IfElse, inline_ofg_node
+from scanlib._compat import INDEX_WRITES, IfElse, inline_ofg_node
+from scanlib.lengths.numbers import indices_of
 from scanlib.ops.batching import batch_of
 from scanlib.ops.graph import substitute
 
@@ -63,6 +64,18 @@ def _pad(node: Apply) -> list[Variable]:
     return [x]
 
 
+def _write_at_mask(node: Apply) -> list[Variable] | None:
+    """Write one number where a mask of the leading axes says; of several, only the run tells how
+    many there must be."""
+    x, value, *_ = node.inputs
+    mask, *others = indices_of(node)
+    if others or value.type.ndim or getattr(mask, "dtype", "") != "bool":
+        return None
+    mask = pt.shape_padright(mask, x.type.ndim - mask.type.ndim)
+    made = value if node.op.set_instead_of_inc else x + value
+    return [pt.switch(mask, pt.cast(made, x.type.dtype), x)]
+
+
 def _choice(node: Apply) -> list[Variable]:
     condition, *values = node.inputs
     half = len(node.outputs)
@@ -72,6 +85,7 @@ def _choice(node: Apply) -> list[Variable]:
 COMPOSITES: dict[type, Callable[[Apply], list[Variable] | None]] = {
     **dict.fromkeys((FillDiagonal, FillDiagonalOffset), _fill_diagonal),
     BlockDiagonal: _block_diagonal,
+    INDEX_WRITES[1]: _write_at_mask,
     Pad: _pad,
 }
 BATCHES = COMPOSITES | {IfElse: _choice}  # of an `IfElse` PyTensor cannot compute a batch

@@ -31,12 +31,11 @@ from scanlib.kernels.arrays import algebra, blockwise, orders, views  # noqa: F4
 from scanlib.kernels.arrays.array_step import RULES, Destination, Step, overwrites
 from scanlib.kernels.arrays.decompositions import decompose, is_decomposed
 from scanlib.kernels.arrays.nests import deliver, require_shape, write_copy
-from scanlib.kernels.arrays.sizes import Given, Size, if_equal, maximum, product, total
+from scanlib.kernels.arrays.sizes import UNFIT, Given, Size, if_equal, maximum, product, total
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import Kernel
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.program import (
-    UNFIT,
     ArrayType,
     Kernels,
     LoopProgram,
@@ -110,16 +109,10 @@ def place_input(kernel: TableReader, step: Step, array: Array, in_order: bool = 
 
 
 def bind_input(step: Step, variable: Variable, name: str, place: Place) -> None:
-    """Bind an input that is the same for all steps; integers are known before the first one, if it
-    is one or a vector of a few, such as a shape."""
+    """Bind an input that is the same for all steps; an integer is known before the first one."""
     step.bind_place(variable, place)
-    kind, shape = np.dtype(variable.type.dtype).kind, variable.type.shape
-    if not shape and kind in "iub":
+    if variable.type.ndim == 0 and np.dtype(variable.type.dtype).kind in "iub":
         step.bind_known(variable, Given("value", name))
-    elif len(shape) == 1 and shape[0] is not None and shape[0] <= views.MOST_SHOWN and kind in "iu":
-        step.items[variable] = [variable.type.clone(shape=())() for _ in range(shape[0])]
-        for k, item in enumerate(step.items[variable]):
-            step.bind_known(item, Given("value", name, k))
 
 
 def step_work(step: Step, graph: FunctionGraph) -> Size:

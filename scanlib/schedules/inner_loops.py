@@ -18,12 +18,11 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 
 from scanlib.kernels.arrays.array_step import Step, rule
-from scanlib.kernels.arrays.sizes import Expression, Size, combined, if_equal, total
-from scanlib.kernels.arrays.views import numbers_of
+from scanlib.kernels.arrays.sizes import UNFIT, Expression, Size, combined, if_equal, total
 from scanlib.kernels.arrays.workspace import rounded
 from scanlib.kernels.compiled import ProgramEntry
 from scanlib.kernels.language import INT64, INTERRUPTED, Poll, Value, walk
-from scanlib.kernels.program import UNFIT, WORD, LoopProgram
+from scanlib.kernels.program import WORD, LoopProgram
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
@@ -168,8 +167,6 @@ class InnerLoop:
             return total(*(rounded(self.translated(part)) for part in parts))
         number = int(size.array.removeprefix("x"))
         if size.kind == "value":
-            given = self.node.inputs[number]
-            is_one = given.type.ndim == 0
-            return self.step.size_of(given) if is_one else numbers_of(self.step, given)[size.axis]
+            return self.step.size_of(self.node.inputs[number])
         place = self.inputs[number]
         return (place.sizes if size.kind == "dim" else place.strides)[size.axis]

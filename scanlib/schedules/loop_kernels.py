@@ -358,8 +358,7 @@ class TableReader(Generic[T]):
         if size.kind == "part":
             return self.loop.workspace.value(size.axis, self.size_values)
         array = self.loop.arrays[size.array]
-        offset = self.given_stride(size.array, 0) * size.axis if size.axis else 0
-        return self.w.cast(self.w.load(Type(array.dtype), self.data(size.array), offset), "int64")
+        return self.w.cast(self.w.load(Type(array.dtype), self.data(size.array)), "int64")
 
     def value_of(self, size: Size) -> Value:
         return self.size_values.value(size)

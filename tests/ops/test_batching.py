@@ -519,6 +519,7 @@ COMPOSED = {
     "triangles": lambda x, h: pt.tanh(pt.tril(pt.outer(h, x)) @ x + pt.eye(h.shape[0]) @ h),
     "factors": lambda x, h: pt.linalg.cholesky(pt.outer(h, h) + 3 * pt.eye(3)) @ x,
     "orders": lambda x, h: pt.sort(pt.tanh(h * x)) + pt.median(h) * x,
+    "masks": lambda x, h: pt.tanh(h[x > 0].set(0.5) + x[h > 0.5].inc(x[0])),
     "choices": lambda x, h: ifelse(x[0] > 0, pt.tanh(h) + x, h * x),
     "put in a triangle": lambda x, h: (
         pt.set_subtensor(pt.zeros((3, 3))[np.tril_indices(3)], pt.concatenate([h, x])) @ x

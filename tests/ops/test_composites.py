@@ -52,6 +52,22 @@ def test_blocks():
     np.testing.assert_array_equal(f(*values), block_diag(*values))
 
 
+def test_numbers_where_a_mask_says():
+    x, v, rows = pt.dmatrix("x"), pt.dscalar("v"), pt.vector("rows", dtype="bool")
+    made = [x[x > 0].set(v), x[x > 0].inc(v), x[rows].set(2), x[rows].inc(v)]
+    f = pytensor.function([x, v, rows], [written(y) for y in made], mode="FAST_COMPILE")
+    value, some = rng.normal(size=(3, 4)), np.array([True, False, True])
+    expected = [value.copy() for _ in made]
+    expected[0][value > 0] = 1.5
+    expected[1][value > 0] += 1.5
+    expected[2][some] = 2
+    expected[3][some] += 1.5
+    for one, other in zip(f(value, 1.5, some), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    several = x[rows].set(x[:2])  # stays as it is
+    assert not composites([several])
+
+
 def test_loops_hold_the_graphs():
     """So do their derivatives, which would hold loops of `pytensor.scan` otherwise."""
     x = pt.dmatrix("x")

@@ -26,10 +26,9 @@ from pytensor.tensor.extra_ops import CumOp
 
 from scanlib._compat import IfElse
 from scanlib.kernels.arrays.array_step import Destination, Step, rule
-from scanlib.kernels.arrays.sizes import Expression, Size, product
+from scanlib.kernels.arrays.sizes import UNFIT, Expression, Size, product
 from scanlib.kernels.arrays.workspace import Place, is_contiguous, last_swapped
 from scanlib.kernels.language import INT64, Value
-from scanlib.kernels.program import UNFIT
 from scanlib.kernels.scalars import (
     LanesError,
     NoKernelError,

@@ -22,8 +22,7 @@ from scanlib.kernels.scalars import Number, Scalars, real
 @dataclass(frozen=True)
 class Given:
     """A number of an input, which `array` names: ``"dim"`` or ``"stride"`` (bytes) along an axis,
-    its ``"value"``, or of a vector the one at a place; or ``"part"``, where a part of the workspace
-    begins, by its number."""
+    or its ``"value"``; or ``"part"``, where a part of the workspace begins, by its number."""
 
     kind: str
     array: str
@@ -125,6 +124,9 @@ def pieces(size: Size, by: int) -> Size:
 
 def if_equal(one: Size, other: Size, chosen: Size, otherwise: Size) -> Size:
     return combined("equal", one, other, chosen, otherwise)
+
+
+UNFIT = "NotCompilableError"  # of `scanlib.ops.execution`, which whoever runs a program catches
 
 
 @dataclass(frozen=True)

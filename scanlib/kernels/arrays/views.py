@@ -206,10 +206,6 @@ def write_reshape(step: Step, node: Apply) -> None:
     if len(unknown) == 1:
         others = product(*(size for size in wanted if size != -1))
         wanted[unknown[0]] = quotient(items, others)
-    for axis, size in enumerate(wanted):
-        if isinstance(size, Given) and size.kind == "value":  # which may be -1
-            others = product(*wanted[:axis], *wanted[axis + 1 :])
-            wanted[axis] = if_equal(size, -1, quotient(items, others), size)
     if not wanted:
         step.require(items, 1, "ValueError", f"{RESHAPED}shape ()", [items])
         step.bind_number(out, load_number(step.writer, place.dtype, place.pointer, 0))
