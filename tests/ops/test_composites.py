@@ -79,3 +79,21 @@ def test_loops_hold_the_graphs():
     )
     (scan,) = [v.owner.op for v in ancestors([y]) if v.owner and isinstance(v.owner.op, Scan)]
     assert not any(type(node.op) in COMPOSITES for node in scan.fgraph.apply_nodes)
+
+
+def test_adopted_loops_are_kernels():
+    x, h = pt.dtensor3("x"), pt.dmatrix("h")
+
+    def step(x, h):
+        edges = pt.pad(h, 1, mode="edge")[2:, 2:]
+        return pt.fill_diagonal(edges * x, 0.5) + pt.linalg.block_diag(h[:2, :2], x[2:, 2:])
+
+    values = rng.normal(size=(5, 4, 4)), np.ones((4, 4))
+    with scanlib.enabled():
+        adopted = pytensor.scan(step, x, h, return_updates=False)
+        f = pytensor.function([x, h], adopted, mode="NUMBA")
+    assert "kernel" in scanlib.explain(f).loops[0].runs
+    plain = scanlib.scan(step, x, h, return_updates=False)
+    with pytensor.config.change_flags(scanlib__perform="python"):
+        expected = pytensor.function([x, h], plain, mode="FAST_COMPILE")(*values)
+    np.testing.assert_allclose(f(*values), expected)
