@@ -28,6 +28,7 @@ from scanlib.frontend.step_function import (
     read_updates,
 )
 from scanlib.frontend.values import advice
+from scanlib.ops.composites import composites
 from scanlib.ops.counted_rows import read_counted_rows
 from scanlib.ops.graph import depends_on, index_text, is_tensor, row_type
 from scanlib.ops.logaddexp import stable_logs
@@ -224,6 +225,7 @@ class LoopBuilder:
             with errors_of(self.title):
                 check_strict(captured, self.non_sequences)
         check_checkpoint(loop, self.title)
+        loop.substitute(composites(loop.body_outputs()))
         loop.substitute(stable_logs(loop.body_outputs()))
         read_counted_rows(loop)
         results = loop.apply() if newton is None else solve(loop, newton, self.title)

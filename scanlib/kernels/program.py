@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from scanlib.kernels.arrays.sizes import Check, Size
+from scanlib.kernels.arrays.sizes import UNFIT, Check, Size
 from scanlib.kernels.language import (
     CALLED_WITH,
     INT64,
@@ -61,9 +61,6 @@ class Output:
     type: ArrayType
     grows: bool = False
     extra: int = 0
-
-
-UNFIT = "NotCompilableError"  # of `scanlib.ops.execution`, which whoever runs a program catches
 
 
 @dataclass(frozen=True)

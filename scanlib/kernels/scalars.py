@@ -261,6 +261,25 @@ def _log1mexp(w: Writer, x: Value) -> Value:
     return w.select(x < -natural_log(2.0), far, near)
 
 
+def _tri_gamma(w: Writer, x: Value) -> Value:
+    """Write ``Σ_k 1 / (x + k)²``: ten terms, and the asymptotic series (of Bernoulli numbers) of
+    those behind them; left of one half by the reflection ``π² / sin²(π x)``."""
+    below = x < 0.5
+    first = w.select(below, 1.0 - x, x)
+    found = 1.0 / (first * first)
+    for k in range(1, 10):
+        term = first + float(k)
+        found = found + 1.0 / (term * term)
+    inverse = 1.0 / (first + 10.0)
+    square = inverse * inverse
+    series = square * (-691 / 2730)
+    for number in (5 / 66, -1 / 30, 1 / 42, -1 / 30, 1 / 6):
+        series = (series + number) * square
+    found = found + inverse * (series + 0.5 * inverse + 1.0)
+    ratio = pi / library(w, "sin", (x - w.apply("rint", x)) * pi)
+    return w.select(below, ratio * ratio - found, found)
+
+
 # By Op: all operands have the dtype of the result.
 RULES: dict[type, Rule] = {
     ps.Add: _fold(lambda w, x, y: added(x, y)),
@@ -324,6 +343,7 @@ FLOAT_RULES: dict[type, Rule] = {
     ps.ArcTanh: _library("atanh"),
     psm.Erf: _library("erf"),
     psm.Erfc: _library("erfc"),
+    psm.TriGamma: _tri_gamma,
 }
 
 if DEG2RAD is not None and RAD2DEG is not None:

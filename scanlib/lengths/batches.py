@@ -14,17 +14,18 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.tensor.basic import Alloc, ARange, Join, Split, join
+from pytensor.tensor.basic import Alloc, ARange, Eye, Join, Split, join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Reshape, Shape_i
+from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import join_of, vectorize_rule
 from scanlib.lengths.numbers import constant_index, indices_of
 
-SIZED = Alloc | ARange | IncSubtensor | Reshape | Split | Subtensor
+SIZED = Alloc | ARange | Eye | IncSubtensor | Reshape | Split | Subtensor
 
 
 def common(variable: Variable, rank: int) -> Variable | None:
@@ -85,6 +86,9 @@ def of_one_member(
         if axis is None or axis < rank:
             return None
         parts = [part_of(inp) for inp in joined]
+        numbers = [part[0] for part in parts if part is not None and part.type.shape == (1,)]
+        if len(numbers) == len(parts):
+            return [pt.stack(numbers)]  # which are read one by one
         return None if None in parts else [join(axis - rank, *parts)]
     if isinstance(op, DimShuffle) and op.new_order[:rank] == tuple(range(rank)):
         part = part_of(node.inputs[0])
@@ -126,18 +130,28 @@ def whole_batch(node: Apply) -> list[Variable] | None:
     if not isinstance(op, Blockwise):
         return None
     rank = op.batch_ndim(node)
+    if rank and isinstance(op.core_op, SortOp | ArgSortOp) and len(node.inputs) > 1:
+        # Releases before 3.3 have no gradient of an order along an axis that is an array.
+        along = constant_index(common(node.inputs[1], rank))
+        ndim = len(op.inputs_sig[0])
+        return (
+            None
+            if along is None
+            else op.core_op.make_node(node.inputs[0], along % ndim - ndim).outputs
+        )
     if not rank or not isinstance(op.core_op, SIZED):
         return None
     # Of the sizes and bounds.
-    first = 2 if isinstance(op.core_op, IncSubtensor) else int(not isinstance(op.core_op, ARange))
-    inputs, found = [], False
+    is_of_sizes = isinstance(op.core_op, ARange | Eye)
+    first = 2 if isinstance(op.core_op, IncSubtensor) else int(not is_of_sizes)
+    inputs, found = [], isinstance(op.core_op, Subtensor)
     for k, (value, core) in enumerate(zip(node.inputs, op.inputs_sig, strict=True)):
         is_one = all(value.type.broadcastable[:rank])
         if k >= first and (not core or isinstance(op.core_op, Reshape | Split)):
             number = common(value, rank)
             if number is None:
                 return None
-            # PyTensor makes no other slices where an end is one for all, but other shapes.
+            # PyTensor makes no ranges where an end is one for all, but other shapes.
             value, found = number, found or not is_one or bool(core)
         elif is_one:
             value = without_axes(value, rank)
@@ -153,7 +167,7 @@ def whole_batch(node: Apply) -> list[Variable] | None:
         axis = axis % len(op.inputs_sig[0]) - len(op.inputs_sig[0])
         made = pt.split(whole, lengths, n_splits=len(node.outputs), axis=axis + whole.type.ndim)
         made = made if isinstance(made, list) else [made]
-    elif isinstance(op.core_op, ARange):
+    elif is_of_sizes:
         made = op.core_op.make_node(*inputs)
     else:
         made = vectorize_rule(op.core_op, op._create_dummy_core_node(node.inputs), *inputs)

@@ -15,6 +15,7 @@ run, which the mask among its sequences tells it (`scanlib.ops.row_ops.ran_steps
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytensor.tensor as pt
@@ -25,7 +26,7 @@ from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import vectorize_rule
-from scanlib.lengths.batches import common, whole_batch
+from scanlib.lengths.batches import common, whole_batch, with_batch
 from scanlib.ops.graph import is_tensor, sizes_of, substitute, with_axes
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
@@ -57,6 +58,16 @@ def with_whole_batches(outputs: list[Variable]) -> list[Variable]:
             whole = dict(zip(node.outputs, new, strict=True))
             return with_whole_batches(substitute(outputs, whole))
     return outputs
+
+
+def batch_of(node: Apply, write: Callable[[Apply], list[Variable] | None]) -> list[Variable] | None:
+    """Return a batch of nodes as the batch of the graphs that `write` gives for one of them."""
+    core = node.op._create_dummy_core_node(node.inputs)
+    made = write(core)
+    if made is None:
+        return None
+    given = dict(zip(core.inputs, node.inputs, strict=True))
+    return with_batch(node, with_whole_batches(vectorize_graph(made, given)))
 
 
 @dataclass

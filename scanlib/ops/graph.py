@@ -113,11 +113,20 @@ def substitute(
             continue
         if isinstance(node, FrozenApply):  # such a node is its own clone, and would be changed
             node = Apply(node.op, list(node.inputs), [out.type() for out in node.outputs])
-        new_node = node.clone_with_new_inputs(new_inputs, strict=False)
+        if all(map(_is_alike, node.inputs, new_inputs)):
+            new_node = node.clone()  # PyTensor makes an `Alloc` anew, which takes milliseconds
+            new_node.inputs = new_inputs
+        else:
+            new_node = node.clone_with_new_inputs(new_inputs, strict=False)
         for old, new in zip(outs, new_node.outputs, strict=True):
             if old not in memo:
                 memo[old] = new
     return [memo.get(out, out) for out in outputs]
+
+
+def _is_alike(old: Variable, new: Variable) -> bool:
+    """Whether no more is known of what replaces an input."""
+    return new is old or (new.type == old.type and not isinstance(new, Constant))
 
 
 def merge_equal(outputs: Sequence[Variable]) -> list[Variable]:

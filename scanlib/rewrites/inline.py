@@ -20,7 +20,6 @@ import numpy as np
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar import basic as ps
@@ -29,8 +28,9 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import inline_ofg_node
-from scanlib.lengths.batches import whole_batch, with_batch
-from scanlib.ops.batching import with_whole_batches
+from scanlib.lengths.batches import whole_batch
+from scanlib.ops.batching import batch_of
+from scanlib.ops.composites import COMPOSITES, written_out
 from scanlib.ops.graph import applies
 from scanlib.ops.logaddexp import logs_of_batch
 
@@ -47,15 +47,10 @@ def write_out(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     return list(inline_ofg_node(node))
 
 
-@node_rewriter([OpFromGraph])
-def write_out_in_step(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Put the graph of a node of a step in its place, and zeros around an array.
-
-    Other values around an array are written into slices by broadcasting, which has no kernel.
-    """
-    if getattr(node.op, "pad_mode", None) == "constant":
-        return list(inline_ofg_node(node))
-    return write_out.transform(fgraph, node)
+@node_rewriter([*COMPOSITES, Blockwise])
+def write_out_composite(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Put others in the place of Ops that loops of scanlib's do not hold, in an adopted loop."""
+    return written_out(node)
 
 
 def _computes(node: Apply) -> bool:
@@ -76,15 +71,13 @@ def write_out_batch(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
         return None
     if logs := logs_of_batch(node):
         return logs
-    core = node.op._create_dummy_core_node(node.inputs)
-    given = dict(zip(core.inputs, node.inputs, strict=True))
-    return with_batch(node, with_whole_batches(vectorize_graph(inline_ofg_node(core), given)))
-
-
-write_out_graphs = dfs_rewriter(write_out_in_step, write_out_batch)
+    return batch_of(node, inline_ofg_node)
 
 
 @node_rewriter([Blockwise])
 def slice_whole_batch(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Slice, or write into slices of, all members of a batch at once, where bounds are equal."""
     return whole_batch(node)
+
+
+write_out_graphs = dfs_rewriter(write_out_composite, write_out, write_out_batch, slice_whole_batch)

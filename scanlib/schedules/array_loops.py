@@ -31,12 +31,11 @@ from scanlib.kernels.arrays import algebra, blockwise, orders, views  # noqa: F4
 from scanlib.kernels.arrays.array_step import RULES, Destination, Step, overwrites
 from scanlib.kernels.arrays.decompositions import decompose, is_decomposed
 from scanlib.kernels.arrays.nests import deliver, require_shape, write_copy
-from scanlib.kernels.arrays.sizes import Given, Size, if_equal, maximum, product, total
+from scanlib.kernels.arrays.sizes import UNFIT, Given, Size, if_equal, maximum, product, total
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import Kernel
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.program import (
-    UNFIT,
     ArrayType,
     Kernels,
     LoopProgram,

@@ -18,11 +18,11 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 
 from scanlib.kernels.arrays.array_step import Step, rule
-from scanlib.kernels.arrays.sizes import Expression, Size, combined, if_equal, total
+from scanlib.kernels.arrays.sizes import UNFIT, Expression, Size, combined, if_equal, total
 from scanlib.kernels.arrays.workspace import rounded
 from scanlib.kernels.compiled import ProgramEntry
 from scanlib.kernels.language import INT64, INTERRUPTED, Poll, Value, walk
-from scanlib.kernels.program import UNFIT, WORD, LoopProgram
+from scanlib.kernels.program import WORD, LoopProgram
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan

@@ -10,6 +10,7 @@ import pytest
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode
 from pytensor.graph.fg import FunctionGraph
+from pytensor.ifelse import ifelse
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape_i
@@ -117,6 +118,8 @@ VECTOR_STEPS = {
     "repeat": lambda x, k, h: pt.repeat(h[:1], N) + pt.tile(x[:1], N) + pt.roll(h, 2) * 0.3,
     "dots": lambda x, k, h: pt.stack([h, x]).T @ pt.stack([h @ x, x.sum()]) * 0.1,
     "numbers": lambda x, k, h: (pt.stack([h[0], x[1], h.mean(), 1.0, 2.0]) + h.size)[::-1] * 0.3,
+    "choices": lambda x, k, h: ifelse(x[0] > 0, h[::-1], x) * 0.9 + ifelse(k[0] > 0, h[0], x[1]),
+    "median": lambda x, k, h: pt.median(h) * x + pt.median(h[1:]),
     "sort": lambda x, k, h: pt.sort(h * x)[::-1] * 0.9 + pt.sort(k) * h,
     "argsort": lambda x, k, h: (
         h[pt.argsort(x + h)] * 0.9 + pt.argsort(pt.argsort(k, stable=True)) * x
@@ -167,6 +170,10 @@ MATRIX_STEPS = {
     "filled": lambda x, k, h: (
         pt.fill_diagonal(h, x[0]).T * 0.9 + pt.fill_diagonal(h[:, 2:], 1.0).sum()
     ),
+    "edges": lambda x, k, h: (
+        pt.pad(h, 1, mode="edge")[2:, 1:-1] * 0.4 + pt.pad(h, 2, mode="wrap")[:-4, 4:] * x
+    ),
+    "blocks": lambda x, k, h: pt.linalg.block_diag(h[:2], h[2:])[:, : h.shape[1]] * 0.9 + x,
     "kron": lambda x, k, h: pt.linalg.kron(h[:1, :1], h) * 0.5 + x,
     "last": lambda x, k, h: pt.concatenate([h[1:], x[None]]) * pt.abs(h).max(axis=(0, 1)),
 }

@@ -36,6 +36,7 @@ OBJECTS = [
     *(ps.exp, ps.expm1, ps.log, ps.log1p, ps.tanh, psm.sigmoid, psm.softplus, psm.log1mexp),
     *(ps.exp2, ps.log2, ps.log10, ps.cos, ps.sin, ps.tan, ps.arccos, ps.arcsin, ps.arctan),
     *(ps.arctan2, ps.cosh, ps.sinh, ps.arccosh, ps.arcsinh, ps.arctanh, psm.erf, psm.erfc),
+    psm.tri_gamma,
     *(ps.eq, ps.neq, ps.lt, ps.le, ps.gt, ps.ge, ps.isnan, ps.isinf, ps.switch),
     *(ps.imag, ps.complex),
     # Not in all releases of PyTensor.
@@ -153,6 +154,9 @@ def known(op, node, arrays):
         x = arrays[0].astype(out)
         near = np.log(-np.expm1(x))
         return np.where(x < np.log(0.5), np.log1p(-np.exp(x)), near)
+    if op is psm.tri_gamma:
+        x = arrays[0].astype(out)
+        return np.where(np.isneginf(x), np.nan, op.impl(x)).astype(out)
     if op in (psm.erf, psm.erfc):
         from scipy import special
 

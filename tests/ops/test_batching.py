@@ -6,6 +6,7 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors, graph_inputs
+from pytensor.ifelse import ifelse
 from pytensor.tensor.basic import Split
 from pytensor.tensor.blockwise import Blockwise
 
@@ -503,6 +504,26 @@ COMPOSED = {
     "logarithm of a sum": lambda x, h: x + pt.logsumexp(h[:, None] + x, axis=0),
     "xlogy": lambda x, h: pt.tanh(pt.special.xlogy(h, pt.abs(x)) + x),
     "diagonals": lambda x, h: pt.tanh(pt.diag(h, 1)[:3, :3] @ x + pt.diag(h) @ x),
+    "filled": lambda x, h: (
+        pt.fill_diagonal(pt.outer(h, x), x[0]) @ x
+        + pt.fill_diagonal_offset(pt.outer(x, h), 1.0, 1) @ h * 0.1
+    ),
+    "kronecker": lambda x, h: pt.tanh(pt.linalg.kron(h[None], x[:, None]).sum(1) + h),
+    "contracted": lambda x, h: pt.tanh(pt.tensordot(pt.outer(h, x), pt.outer(x, x), 2) * h),
+    "blocks": lambda x, h: pt.linalg.block_diag(pt.outer(h, x), h[None])[:3, :3] @ x,
+    "edges": lambda x, h: pt.tanh(
+        pt.pad(h, 1, mode="wrap")[2:] * x
+        + pt.pad(h, 2, mode="reflect")[1:-3] * pt.pad(x, 1, mode="edge")[:3]
+        + pt.pad(h, 1)[2:]
+    ),
+    "triangles": lambda x, h: pt.tanh(pt.tril(pt.outer(h, x)) @ x + pt.eye(h.shape[0]) @ h),
+    "factors": lambda x, h: pt.linalg.cholesky(pt.outer(h, h) + 3 * pt.eye(3)) @ x,
+    "orders": lambda x, h: pt.sort(pt.tanh(h * x)) + pt.median(h) * x,
+    "masks": lambda x, h: pt.tanh(h[x > 0].set(0.5) + x[h > 0.5].inc(x[0])),
+    "choices": lambda x, h: ifelse(x[0] > 0, pt.tanh(h) + x, h * x),
+    "put in a triangle": lambda x, h: (
+        pt.set_subtensor(pt.zeros((3, 3))[np.tril_indices(3)], pt.concatenate([h, x])) @ x
+    ),
 }
 
 

@@ -26,7 +26,6 @@ OUTSIDE = {
     psm.J0: "j0",
     psm.J1: "j1",
     psm.Psi: "_psi",
-    psm.TriGamma: "_tri_gamma",
 }
 
 

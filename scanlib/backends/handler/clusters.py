@@ -45,7 +45,8 @@ from scanlib.schedules.array_loops import graph_program, has_rule
 VIEWS = (Subtensor, DimShuffle, SpecifyShape, CheckAndRaise)
 NUMBERS = (Elemwise, ScalarFromTensor, TensorFromScalar, CheckAndRaise)
 SAME = (ScalarFromTensor, TensorFromScalar, Shape_i)  # what is done where it is read
-ALONE = (LoopOp, CheckedRows, MergeRows, SplitRows)  # loops, and views that programs would copy
+# Loops, choices, and views that programs would copy.
+ALONE = (LoopOp, IfElse, CheckedRows, MergeRows, SplitRows)
 MOST_ITEMS = 16  # of a constant that a kernel writes itself
 
 

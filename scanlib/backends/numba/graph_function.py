@@ -25,9 +25,9 @@ from pytensor.graph.op import Op
 from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarType
-from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.basic import Alloc, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.shape import Shape_i, SpecifyShape
+from pytensor.tensor.shape import Reshape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import DenseTensorType
 
@@ -269,7 +269,11 @@ class GraphWriter:
         elif (inside := graph_inside(op)) is not None:
             self._add_inside(inside, node)
         else:
-            compute = performed(node) if isinstance(op, DimShuffle) else self.node_function(node)
+            compute = (
+                performed(node)
+                if isinstance(op, DimShuffle | Alloc | Reshape)
+                else self.node_function(node)
+            )
             self.line(node, f"{self.known(_on_numbers(node, compute))}({{all}})")
 
     def _indices(self, op: Subtensor, node: Apply) -> str | None:

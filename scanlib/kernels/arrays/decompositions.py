@@ -14,7 +14,6 @@ from pytensor.graph.op import Op
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import AllocDiag, AllocEmpty, Eye
 from pytensor.tensor.blas import BatchedDot, Dot22, Dot22Scalar, Gemm, Gemv
-from pytensor.tensor.extra_ops import FillDiagonal
 from pytensor.tensor.math import Argmax, Prod, ProdWithoutZeros
 from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.special import Softmax
@@ -98,13 +97,6 @@ def _split_dims(op: SplitDims, x: Variable, shape: Variable) -> Variable:
     return pt.reshape(x, [*sizes[:axis], *parts, *sizes[axis + 1 :]])
 
 
-def _fill_diagonal(op: FillDiagonal, x: Variable, value: Variable) -> Variable:
-    if x.type.ndim > 2:
-        raise NoKernelError("the diagonal of an array of more axes than two has no kernel")
-    places = pt.arange(x.shape[0])[:, None], pt.arange(x.shape[1])
-    return pt.switch(pt.eq(*places), value, x)
-
-
 def _sum(a: Variable, product: Variable, b: Variable, z: Variable) -> Variable:
     """Return ``a product + b z``; if `b` is zero, nothing may have been written to `z`."""
     scaled = product if _is_constant(a, 1) else a * product
@@ -128,7 +120,6 @@ DECOMPOSITIONS: dict[Any, Callable[..., Variable]] = {
     Argmax: _argmax,
     JoinDims: _join_dims,
     SplitDims: _split_dims,
-    FillDiagonal: _fill_diagonal,
     ProdWithoutZeros: lambda op, x: Prod(axis=op.axis, dtype=op.dtype, acc_dtype=op.acc_dtype)(
         pt.switch(pt.eq(x, 0), np.ones((), x.type.dtype), x)
     ),

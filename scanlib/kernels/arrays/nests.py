@@ -24,11 +24,21 @@ from pytensor.scalar.basic import ScalarMaximum, ScalarMinimum, get_scalar_type
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 
+from scanlib._compat import IfElse
 from scanlib.kernels.arrays.array_step import Destination, Step, rule
-from scanlib.kernels.arrays.sizes import Expression, Size, product
+from scanlib.kernels.arrays.sizes import UNFIT, Expression, Size, product
 from scanlib.kernels.arrays.workspace import Place, is_contiguous, last_swapped
 from scanlib.kernels.language import INT64, Value
-from scanlib.kernels.scalars import LanesError, Number, added, limit, multiplied, parts_of
+from scanlib.kernels.scalars import (
+    LanesError,
+    NoKernelError,
+    Number,
+    added,
+    limit,
+    multiplied,
+    parts_of,
+    real,
+)
 from scanlib.kernels.spans import (
     Total,
     itemsize,
@@ -45,6 +55,7 @@ REGISTER = 64  # bytes of the lanes of the widest dtype: of two registers
 MOST_UNROLLED = 4  # parts of a known number of items
 LONG_ROW = 1024  # bytes from which on a row is copied by the C library
 MOST_BY_ITEM = 8  # items of an array that are taken one by one where steps write one of them
+CHOICES = "a choice of arrays of other sizes"
 SHAPES = "Incompatible Elemwise input shapes, sizes {} and {} along axis "
 
 
@@ -462,6 +473,33 @@ def contiguous(step: Step, variable: Variable) -> Place:
     step.readers[copy.part].add(variable)
     write_copy(step, place, copy)
     return copy
+
+
+@rule(IfElse)
+def write_choice(step: Step, node: Apply) -> None:
+    """Write a choice of what was computed: which one is known, or both have the same sizes."""
+    if any(parts_of(out.type.dtype) is not None for out in node.outputs):
+        raise NoKernelError("a choice of complex numbers has no kernel")
+    condition, *values = node.inputs
+    known = step.size_of(condition) if step.is_known(condition) else None
+    holds = step.scalars.truth(step.number(condition))
+    half = len(node.outputs)
+    for out, one, other in zip(node.outputs, values[:half], values[half:], strict=True):
+        if isinstance(known, int):
+            step.alias(out, one if known else other)
+        elif out.type.ndim == 0:
+            pair = (real(step.number(value)) for value in (one, other))
+            step.bind_number(out, step.writer.select(holds, *pair))
+        else:
+            places = step.place(one), step.place(other)
+            for size, other_size in zip(places[0].sizes, places[1].sizes, strict=True):
+                step.require(size, other_size, UNFIT, CHOICES)
+            target = step.target(out, places[0].sizes)
+            with step.writer.when(holds) as choice:
+                write_copy(step, places[0], target)
+            with step.writer.otherwise(choice):
+                write_copy(step, places[1], target)
+            step.bind_place(out, target)
 
 
 @rule(CumOp)

@@ -126,6 +126,9 @@ def if_equal(one: Size, other: Size, chosen: Size, otherwise: Size) -> Size:
     return combined("equal", one, other, chosen, otherwise)
 
 
+UNFIT = "NotCompilableError"  # of `scanlib.ops.execution`, which whoever runs a program catches
+
+
 @dataclass(frozen=True)
 class Check:
     """Two sizes that must be equal, or the first one not below the second: `operation` is what must

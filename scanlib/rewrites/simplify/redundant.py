@@ -27,6 +27,7 @@ from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.subtensor import Subtensor
+from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import freeze_graph
 from scanlib.lengths.numbers import constant_integer
@@ -51,6 +52,7 @@ from scanlib.rewrites.pytensor_rewrites import CANONICAL, BodyRewrite, run_query
 from scanlib.rewrites.simplify.last_rows import check_last_rows
 
 # Ops whose result is larger than what they read, or a view of it: nothing to gain outside.
+MOST_INTEGERS = 6  # of a constant that a body has itself
 _NOT_WORTH_IT = (Alloc, DimShuffle, CheckAndRaise)
 
 
@@ -146,15 +148,20 @@ def forward_constants(edit: LoopEdit) -> None:
 
 
 def forward_inputs(edit: LoopEdit) -> None:
-    """Give equal outer inputs one place in the body, and scalar constants none at all."""
+    """Give equal outer inputs one place in the body, and constants of one number, or few integers
+    such as a shape, none at all."""
     loop = edit.loop
     first: dict[Variable, Variable] = {}
     same = {part.row: first.setdefault(part.outer, part.row) for part in loop.sequences}
     whole: dict[Variable, Variable] = {}
     for part in loop.non_sequences:
         is_constant = isinstance(part.outer, Constant) and is_tensor(part.outer)
-        is_one = is_constant and np.asarray(part.outer.data).size == 1
-        if is_one and part.inner.type.is_super(part.outer.type):
+        most = MOST_INTEGERS if is_constant and part.outer.type.dtype in integer_dtypes else 1
+        if (
+            is_constant
+            and 0 < np.size(part.outer.data) <= most
+            and part.inner.type.is_super(part.outer.type)
+        ):
             same[part.inner] = part.outer
         else:
             same[part.inner] = whole.setdefault(part.outer, part.inner)

@@ -1,0 +1,110 @@
+"""Ops of a step that are written as graphs of others, where a loop is built.
+
+Their own derivatives, and batches of them, are slow to compile or have no kernel: those of
+``pt.pad(x, 1, mode="reflect")`` hold loops of `pytensor.scan`. Those of the graphs here are short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.extra_ops import FillDiagonal, FillDiagonalOffset
+from pytensor.tensor.linalg.constructors import BlockDiagonal
+from pytensor.tensor.pad import Pad
+
+from scanlib._compat import INDEX_WRITES, IfElse, inline_ofg_node
+from scanlib.lengths.numbers import indices_of
+from scanlib.ops.batching import batch_of
+from scanlib.ops.graph import substitute
+
+
+def _fill_diagonal(node: Apply) -> list[Variable] | None:
+    x, value, *offset = node.inputs
+    if x.type.ndim > 2:
+        return None
+    rows, columns = pt.arange(x.shape[0])[:, None], pt.arange(x.shape[1])
+    return [pt.switch(pt.eq(sum(offset, rows), columns), value, x)]
+
+
+def _block_diagonal(node: Apply) -> list[Variable]:
+    shapes = [matrix.shape for matrix in node.inputs]
+    sizes = [sum((shape[axis] for shape in shapes[1:]), shapes[0][axis]) for axis in (0, 1)]
+    found, row, column = pt.zeros(sizes, dtype=node.outputs[0].type.dtype), 0, 0
+    for matrix, (rows, columns) in zip(node.inputs, shapes, strict=True):
+        found = found[row : row + rows, column : column + columns].set(matrix)
+        row, column = row + rows, column + columns
+    return [found]
+
+
+# Where an array that goes on beyond its ends, `n` items of it, has the item of a place outside.
+_PLACES: dict[str, Callable[[Any, Any], Variable]] = {
+    "edge": lambda i, n: pt.clip(i, 0, n - 1),
+    "wrap": lambda i, n: i % n,
+    "symmetric": lambda i, n: pt.minimum(i % (2 * n), 2 * n - 1 - i % (2 * n)),
+    "reflect": lambda i, n: pt.abs((i + n - 1) % pt.maximum(2 * n - 2, 1) - (n - 1)),
+}
+
+
+def _pad(node: Apply) -> list[Variable]:
+    x, widths, *_ = node.inputs
+    places = _PLACES.get(node.op.pad_mode)
+    if places is None or not isinstance(widths, Constant):
+        return inline_ofg_node(node)
+    for axis, (before, after) in enumerate(np.broadcast_to(widths.data, (x.type.ndim, 2))):
+        n, whole = x.shape[axis], (slice(None),) * axis
+        outside = pt.arange(-before, 0), pt.arange(after) + n
+        first, last = (x[(*whole, places(i, n))] for i in outside)
+        x = pt.concatenate([first, x, last], axis=axis)
+    return [x]
+
+
+def _write_at_mask(node: Apply) -> list[Variable] | None:
+    """Write one number where a mask of the leading axes says; of several, only the run tells how
+    many there must be."""
+    x, value, *_ = node.inputs
+    mask, *others = indices_of(node)
+    if others or value.type.ndim or getattr(mask, "dtype", "") != "bool":
+        return None
+    mask = pt.shape_padright(mask, x.type.ndim - mask.type.ndim)
+    made = value if node.op.set_instead_of_inc else x + value
+    return [pt.switch(mask, pt.cast(made, x.type.dtype), x)]
+
+
+def _choice(node: Apply) -> list[Variable]:
+    condition, *values = node.inputs
+    half = len(node.outputs)
+    return [pt.switch(condition, *pair) for pair in zip(values[:half], values[half:], strict=True)]
+
+
+COMPOSITES: dict[type, Callable[[Apply], list[Variable] | None]] = {
+    **dict.fromkeys((FillDiagonal, FillDiagonalOffset), _fill_diagonal),
+    BlockDiagonal: _block_diagonal,
+    INDEX_WRITES[1]: _write_at_mask,
+    Pad: _pad,
+}
+BATCHES = COMPOSITES | {IfElse: _choice}  # of an `IfElse` PyTensor cannot compute a batch
+
+
+def written_out(node: Apply) -> list[Variable] | None:
+    """Return the outputs of a node, or of a batch of such, by other Ops; None if it stays."""
+    if isinstance(node.op, Blockwise):
+        write = BATCHES.get(type(node.op.core_op))
+        return None if write is None else batch_of(node, write)
+    write = COMPOSITES.get(type(node.op))
+    return None if write is None else write(node)
+
+
+def composites(outputs: Sequence[Variable]) -> dict[Variable, Variable]:
+    """Return what takes the place of results of such Ops above some variables."""
+    found: dict[Variable, Variable] = {}
+    for node in toposort(outputs):
+        made = written_out(node)
+        if made is not None:
+            found |= zip(node.outputs, substitute(made, found), strict=True)
+    return found
