@@ -57,8 +57,7 @@ def _adds_rows_of_loops(node: Apply | None) -> bool:
 
 
 def _fills(node: Apply, lengths: Lengths) -> bool:
-    """Whether what is written to a slice is known to have its length: a single row may be written to
-    many places."""
+    """Whether what is written to a slice is known to have its length; a row may be repeated."""
     target, value = node.inputs[:2]
     place = _axis_slice(node)
     if place is None:
