@@ -223,6 +223,22 @@ class TestParametersAlone:
         np.testing.assert_allclose(function([[1.0, 2.0]]), [[1.0, 2.5]])
 
 
+@pytest.mark.parametrize("linker", ["numba", "c"])
+def test_a_state_that_all_members_share(linker):
+    x, rows, start = pt.vector("x"), pt.matrix("rows"), pt.vector("start")
+    traces = scan(
+        lambda x, h, fixed: [pt.tanh(h * x + fixed.sum()), 0.5 * fixed],
+        x, [pt.as_tensor(0.3), start],
+    )  # fmt: skip
+    outputs = [*traces, pytensor.grad(cost_of(traces), start)]
+    f = pytensor.function([rows, start], vectorize_graph(outputs, {x: rows}), mode=ADOPTING[linker])
+    assert_adopted(f)
+    one = pytensor.function([x, start], outputs, mode=MODES["py"])
+    given, first = rng.normal(size=(2, 4)), rng.normal(size=3)
+    members = [one(row, first) for row in given]
+    assert_same(f(given, first), [np.stack(values) for values in zip(*members, strict=True)])
+
+
 def test_gradients_of_members_that_end_by_themselves():
     """Of these there is no batch: they stay PyTensor's, and raise nothing."""
     a, batch = pt.dscalar("a"), pt.dvector("a")
