@@ -258,3 +258,20 @@ def inner_nodes(function, kind):
     inside = (getattr(node.op, "fgraph", None) for node in every)
     every = [*every, *(own for graph in inside if graph is not None for own in graph.toposort())]
     return [node for node in every if isinstance(node.op, kind)]
+
+
+@pytest.mark.parametrize("mode", ["numba", "c", "JAX"])
+def test_slices_that_end_at_the_first_row_hold_none(mode):
+    if mode == "JAX":
+        pytest.importorskip("jax")
+    x = pt.dvector("x")
+    trace = scanlib.scan(lambda x, h: pt.sin(x + h), x, 0.3, return_updates=False)
+    history = trace.owner.inputs[0]
+    empty = [trace[:0], history[1:0], history[-1:-2]]
+    outputs = [*((2 * rows + 1).sum() for rows in empty), *(rows.shape[0] for rows in empty)]
+    gradient = pytensor.grad(trace[-1] + outputs[0], x)
+    expected = pytensor.grad(trace[-1], x)
+    function = pytensor.function([x], [*outputs, gradient - expected], mode=MODES.get(mode, mode))
+    *counts, difference = function(np.array([0.2, 0.4, 0.7]))
+    assert not np.any(counts)
+    np.testing.assert_allclose(difference, np.zeros(3), atol=1e-14)

@@ -86,7 +86,7 @@ def _adopt_rank(
     shared = {new: root for new, root in copies.items() if root not in member.batches}
     batches = {new: member.batches[root] for new, root in copies.items() if new not in shared}
     try:
-        made = vectorize_graph(graph_replace(one.outputs, shared), batches)
+        made = vectorize_graph(graph_replace(one.outputs, shared, strict=False), batches)
         return {old: member.whole(old, new) for old, new in zip(read, made, strict=True)}
     except NotImplementedError:  # of shapes that depend on what a step computes, for example
         return {}
