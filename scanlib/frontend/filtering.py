@@ -20,7 +20,6 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Constant, Variable
-from pytensor.raise_op import Assert
 from pytensor.scalar import upcast
 
 from scanlib.frontend.arguments import read_axis
@@ -28,6 +27,7 @@ from scanlib.frontend.builder import called_as
 from scanlib.frontend.direct_functions import read_numbers
 from scanlib.frontend.loop_function import loop
 from scanlib.ops.graph import sizes_of, with_axes
+from scanlib.ops.row_ops.checked_rows import CheckedValue
 
 # Up to this order every delay is a state. Compiling takes longer with every state, and beyond
 # it one step is enough work for arrays.
@@ -121,7 +121,8 @@ def _read_coefficients(name: str, value: Variable) -> Variable:
 def _leading_coefficient(a: Variable) -> Variable:
     if not isinstance(a, Constant):
         first = a[0]
-        return Assert("lfilter: a[0] must not be zero")(first, pt.neq(first, 0))
+        check = CheckedValue(AssertionError, "lfilter: a[0] must not be zero")
+        return check(first, pt.neq(first, 0))
     if np.asarray(a.data)[0] == 0:
         raise ValueError(f"lfilter: a[0] must not be zero, got a = {a.data}")
     return a[0]
@@ -144,7 +145,7 @@ def _read_delays(
             raise ValueError(f"{needed}, which is {order}, got {given}")
     else:
         known = pt.maximum(a.shape[0], b.shape[0]) - 1 if order is None else order
-        zi = Assert(needed)(zi, pt.eq(zi.shape[0], known))
+        zi = CheckedValue(AssertionError, needed)(zi, pt.eq(zi.shape[0], known))
     sizes = x.type.shape[1:]
     for mine, size in zip(row, sizes, strict=True):
         if mine not in (None, 1, size) and size is not None:

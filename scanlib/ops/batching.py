@@ -81,9 +81,9 @@ class _Batcher:
     replacements: dict[Variable, Variable] = field(default_factory=dict)
     # In the body, of gradients of loops with `until`: which loops of the batch run a step.
     masks: list[Variable] = field(default_factory=list)
-    # Of non-sequences that are sizes, by their places: the one that all loops of the batch have.
-    common_sizes: dict[int, Variable] = field(default_factory=dict)
-    # Whether results may depend on the batch through such a size, or the number of steps, alone.
+    # Of integers, by their places among the inputs: those that all loops of the batch have.
+    common_integers: dict[int, Variable] = field(default_factory=dict)
+    # Whether results may depend on the batch through these, or the number of steps, alone.
     reads_sizes: bool = False
 
     def __post_init__(self) -> None:
@@ -108,17 +108,17 @@ class _Batcher:
                 )
             self.loop.n_steps, self.reads_sizes = steps, ranks[0] > 0
         for k, (variable, rank) in enumerate(zip(self.given, ranks, strict=True)):
-            if rank and variable.owner is not None:
+            if not rank:
+                continue
+            if variable.owner is not None:
                 whole = whole_batch(variable.owner) or variable.owner.outputs
                 self.given[k] = whole[variable.owner.outputs.index(variable)]
-        first = len(self.given) - len(self.loop.non_sequences)
-        for k, part in enumerate(self.loop.non_sequences):
-            is_number = getattr(part.outer.type, "ndim", None) == 0
-            if ranks[first + k] and is_number and part.outer.type.dtype in integer_dtypes:
-                size = common(self.given[first + k], ranks[first + k])
-                if size is not None:
-                    size = size if is_tensor(part.outer) else pt.scalar_from_tensor(size)
-                    self.common_sizes[k], self.reads_sizes = size, True
+            if variable.type.dtype in integer_dtypes:
+                one = common(self.given[k], rank)
+                if one is not None:
+                    is_scalar = not is_tensor(self.node.inputs[k])
+                    self.common_integers[k] = pt.scalar_from_tensor(one) if is_scalar else one
+                    self.reads_sizes = True
 
     def _equalize(self) -> None:
         """Give all batched inputs the whole batch shape."""
@@ -140,7 +140,9 @@ class _Batcher:
     def outputs(self) -> list[Variable]:
         if self.rank == 0:
             return self.op.make_node(*self.given).outputs
-        given = self.op.signature.split_inputs(self.given)
+        given = self.op.signature.split_inputs(
+            [self.common_integers.get(k, new) for k, new in enumerate(self.given)]
+        )
         loop = self.loop
         for part, outer in zip(loop.sequences, given.sequences, strict=True):
             if _rank(part.outer, outer):
@@ -150,12 +152,8 @@ class _Batcher:
                 part.row = row
                 outer = pt.moveaxis(outer, self.rank, 0)
             part.outer = outer
-        for k, (whole, outer) in enumerate(
-            zip(loop.non_sequences, given.non_sequences, strict=True)
-        ):
-            if k in self.common_sizes:
-                outer = self.common_sizes[k]
-            elif _rank(whole.outer, outer):
+        for whole, outer in zip(loop.non_sequences, given.non_sequences, strict=True):
+            if _rank(whole.outer, outer):
                 self.replacements[whole.inner] = inner = _batch_of(whole.inner, self.rank)
                 whole.inner = inner
             whole.outer = outer

@@ -186,6 +186,16 @@ class TestErrors:
         with pytest.raises(ValueError, match=message):
             scanlib.lfilter(b, a, self.x)
 
+    def test_forward_derivative_by_unknown_coefficients(self, fast_mode):
+        a = pt.vector("a")
+        tangent = pytensor.gradient.pushforward(
+            scanlib.lfilter([1.0], a, self.x), self.x, self.x**2, use_op_pushforward=True
+        )
+        f = pytensor.function(
+            [a, self.x], [tangent, scanlib.lfilter([1.0], a, self.x**2)], mode=fast_mode
+        )
+        np.testing.assert_allclose(*f([1.0, 0.5], np.arange(6.0).reshape(2, 3)))
+
     def test_leading_zero_at_run_time(self, mode):
         a = pt.vector("a")
         f = pytensor.function([a, self.x], scanlib.lfilter([1.0], a, self.x), mode=mode)

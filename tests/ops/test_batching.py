@@ -383,6 +383,20 @@ class TestNumbersOfSteps:
         assert not any(isinstance(op, Blockwise) for op in above)
         check_rows([trace], [x, y], [np.ones((3, 5)), rng.normal(size=(3, 7))], (1, 1), MODES["c"])
 
+    def test_inner_loops_whose_numbers_of_steps_are_a_sequence(self, fast_mode):
+        """Cut to the length of a batch beside it, it is one sequence for all still."""
+        counts, x, w = pt.lvector("counts"), pt.vector("x"), pt.scalar("w")
+
+        def step(count, x, h, w):
+            inner = scanlib.scan(
+                lambda g, x, w: pt.tanh(g * w + x), None, h, [x, w], count, return_updates=False
+            )
+            return h + inner.sum()
+
+        trace = scanlib.scan(step, [counts, x], 0.3, w, return_updates=False)
+        data = [np.array([2, 0, 3]), rng.normal(size=(3, 5)), np.float64(0.7)]
+        check_rows([trace], [counts, x, w], data, (0, 1, 0), fast_mode)
+
     def test_numbers_that_may_differ(self):
         n, many, x = pt.lscalar("n"), pt.lvector("many"), pt.vector("x")
         trace = scanlib.scan(

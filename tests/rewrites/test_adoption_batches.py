@@ -223,6 +223,36 @@ class TestParametersAlone:
         np.testing.assert_allclose(function([[1.0, 2.0]]), [[1.0, 2.5]])
 
 
+@pytest.mark.parametrize("linker", ["numba", "c"])
+def test_a_state_that_all_members_share(linker):
+    x, rows, start = pt.vector("x"), pt.matrix("rows"), pt.vector("start")
+    traces = scan(
+        lambda x, h, fixed: [pt.tanh(h * x + fixed.sum()), 0.5 * fixed],
+        x, [pt.as_tensor(0.3), start],
+    )  # fmt: skip
+    outputs = [*traces, pytensor.grad(cost_of(traces), start)]
+    f = pytensor.function([rows, start], vectorize_graph(outputs, {x: rows}), mode=ADOPTING[linker])
+    assert_adopted(f)
+    one = pytensor.function([x, start], outputs, mode=MODES["py"])
+    given, first = rng.normal(size=(2, 4)), rng.normal(size=3)
+    members = [one(row, first) for row in given]
+    assert_same(f(given, first), [np.stack(values) for values in zip(*members, strict=True)])
+
+
+def test_a_sequence_that_gives_its_length_alone():
+    x, u, start = pt.tensor("x", shape=(3, None)), pt.tensor("u", shape=(3, None)), pt.vector("h")
+    (trace,) = scan(lambda x, u, h: 0.5 * h + 1, [x, u], [start])
+    batches = {u: pt.tensor("us", shape=(None, 3, None)), start: pt.matrix("hs")}
+    mode = ADOPTING["c"]
+    f = pytensor.function(
+        [x, *batches.values()], vectorize_graph(trace, batches), mode=mode, on_unused_input="ignore"
+    )
+    assert_adopted(f)
+    starts = rng.normal(size=(2, 4))
+    wanted = np.stack([0.5 * starts + 1, 0.25 * starts + 1.5, 0.125 * starts + 1.75], axis=1)
+    assert_same([f(np.ones((3, 2)), np.ones((2, 3, 2)), starts)], [wanted])
+
+
 def test_gradients_of_members_that_end_by_themselves():
     """Of these there is no batch: they stay PyTensor's, and raise nothing."""
     a, batch = pt.dscalar("a"), pt.dvector("a")

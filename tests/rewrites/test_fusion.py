@@ -1,5 +1,7 @@
 """Work on whole sequences that moves into elementwise loops, and what is not stored for it."""
 
+from functools import partial
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -175,10 +177,13 @@ class TestGradients:
         function = pytensor.function([x, n], [h, pt.zeros(n)[:3].inc(2 * y)], mode=MODES["c"])
         np.testing.assert_allclose(function([1.0], 5)[1], 2 * np.cos(0.3) * (np.arange(5) < 3))
 
+    @pytest.mark.parametrize("backwards", [False, True])
     @pytest.mark.parametrize("mode", ["numba", "c"])
-    def test_a_row_that_only_the_run_tells_to_be_single_is_repeated(self, mode):
+    def test_a_row_that_only_the_run_tells_to_be_single_is_repeated(self, mode, backwards):
         x, size, n = pt.dvector("x"), pt.dvector("size"), pt.lscalar("n")
-        h = scanlib.scan(lambda x, h: pt.sin(x + h), x, 0.3, return_updates=False)
+        loop = partial(scanlib.scan, go_backwards=backwards, return_updates=False)
+        h = loop(lambda x, h: pt.sin(x + h), x, 0.3)
+        h = h[::-1] if backwards else h  # in the order in which it is stored
         zeros = pt.zeros_like(size)
         results = [zeros[:2].inc(h)[2:].inc(size[2:]), zeros[2:].inc(h), zeros[:n].inc(h)]
         function = pytensor.function([x, size, n], results, mode=MODES[mode])
@@ -253,3 +258,20 @@ def inner_nodes(function, kind):
     inside = (getattr(node.op, "fgraph", None) for node in every)
     every = [*every, *(own for graph in inside if graph is not None for own in graph.toposort())]
     return [node for node in every if isinstance(node.op, kind)]
+
+
+@pytest.mark.parametrize("mode", ["numba", "c", "JAX"])
+def test_slices_that_end_at_the_first_row_hold_none(mode):
+    if mode == "JAX":
+        pytest.importorskip("jax")
+    x = pt.dvector("x")
+    trace = scanlib.scan(lambda x, h: pt.sin(x + h), x, 0.3, return_updates=False)
+    history = trace.owner.inputs[0]
+    empty = [trace[:0], history[1:0], history[-1:-2]]
+    outputs = [*((2 * rows + 1).sum() for rows in empty), *(rows.shape[0] for rows in empty)]
+    gradient = pytensor.grad(trace[-1] + outputs[0], x)
+    expected = pytensor.grad(trace[-1], x)
+    function = pytensor.function([x], [*outputs, gradient - expected], mode=MODES.get(mode, mode))
+    *counts, difference = function(np.array([0.2, 0.4, 0.7]))
+    assert not np.any(counts)
+    np.testing.assert_allclose(difference, np.zeros(3), atol=1e-14)

@@ -41,7 +41,7 @@ FIRST_SIZE: dict[type, int] = {
     ARange: 0,
     Eye: 0,
     CheckedSizes: 1,
-    PaddedRows: 1,
+    PaddedRows: 2,
     Repeat: 1,
     Reshape: 1,
     SpecifyShape: 1,

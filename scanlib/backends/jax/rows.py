@@ -338,7 +338,7 @@ def rule(kind: type) -> Callable[[Callable[..., Any]], None]:
 
 
 @rule(PaddedRows)
-def padded_rows(op: PaddedRows, rows: Any, length: Any) -> Any:
+def padded_rows(op: PaddedRows, rows: Any, stop: Any, length: Any) -> Any:
     """Return rows and zero rows behind them, up to a length."""
     known = length.bound if isinstance(length, Length) else static_int(length)
     if known is None:
@@ -348,6 +348,9 @@ def padded_rows(op: PaddedRows, rows: Any, length: Any) -> Any:
             'choose, or compile with mode="NUMBA"'
         )
     values = rows.filled() if isinstance(rows, Bounded) else jnp.asarray(rows)
+    end = None if isinstance(rows, Bounded) else static_int(stop)
+    if end is not None and not isinstance(length, Length):
+        values = jnp.broadcast_to(values, (len(range(known)[:end]), *values.shape[1:]))
     missing = max(known - len(values), 0)
     padded = jnp.pad(values, [(0, missing)] + [(0, 0)] * (values.ndim - 1))[:known]
     if isinstance(length, Length):

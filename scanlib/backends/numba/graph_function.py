@@ -253,9 +253,10 @@ class GraphWriter:
         elif isinstance(op, DeepCopyOp) and isinstance(node.inputs[0].type, DenseTensorType):
             self.line(node, "array({})")
         elif isinstance(op, PaddedRows | CheckedRows):
-            rows, wanted = node.inputs
-            function, length = self.known(self.node_function(node)), self.number(wanted)
-            text = f"{{0}} if {{0}}.shape[0] == {length} else {function}({{0}}, array({length}))"
+            rows, *wanted = node.inputs
+            function, numbers = self.known(self.node_function(node)), list(map(self.number, wanted))
+            fits, arrays = " == ".join(numbers), ", ".join(f"array({n})" for n in numbers)
+            text = f"{{0}} if {{0}}.shape[0] == {fits} else {function}({{0}}, {arrays})"
             self.line(node, text, [rows])
         elif isinstance(op, CheckedItems):
             holds = " and ".join(f"{{0}}.shape[{axis}] >= {n}" for axis, n in op.sizes.items())

@@ -311,12 +311,13 @@ def funcify_classic_scan(op: LegacyScan, **kwargs: Any) -> Function:
 
 
 @function_for(PaddedRows)
-def padded_rows(op: PaddedRows, rows: Any, length: Any) -> Any:
+def padded_rows(op: PaddedRows, rows: Any, stop: Any, length: Any) -> Any:
     """Return rows and zero rows behind them, up to a length."""
-    missing = int(length) - rows.shape[0]
-    if missing == 0:
-        return rows
-    return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
+    count = len(range(int(length))[: int(stop)])
+    if rows.shape[0] != count:
+        rows = rows.expand(count, *rows.shape[1:])
+    missing = int(length) - count
+    return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))]) if missing else rows
 
 
 @function_for(StepProducts)

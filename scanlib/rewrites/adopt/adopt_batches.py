@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import MergeOptimizer, dfs_rewriter
-from pytensor.graph.traversal import graph_inputs
+from pytensor.graph.traversal import ancestors, graph_inputs
 from pytensor.tensor.basic import Alloc, Join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
@@ -85,10 +86,10 @@ def _adopt_rank(
     shared = {new: root for new, root in copies.items() if root not in member.batches}
     batches = {new: member.batches[root] for new, root in copies.items() if new not in shared}
     try:
-        made = vectorize_graph(graph_replace(one.outputs, shared), batches)
+        made = vectorize_graph(graph_replace(one.outputs, shared, strict=False), batches)
+        return {old: member.whole(old, new) for old, new in zip(read, made, strict=True)}
     except NotImplementedError:  # of shapes that depend on what a step computes, for example
         return {}
-    return dict(zip(read, made, strict=True))
 
 
 def _legacy_loops(fgraph: FunctionGraph) -> list[Apply]:
@@ -152,6 +153,21 @@ class Member:
                     self.batches[found] = last
                 self._known[last] = found
         return self._known[variable]
+
+    def whole(self, variable: Variable, new: Variable) -> Variable:
+        """Return what replaces a variable, repeated if all members have the same."""
+        if new.type.ndim == variable.type.ndim:
+            return new
+        above = set(ancestors([variable]))
+        sizes = {
+            axis: batch.shape[axis]
+            for batch in self.batches.values()
+            for axis in range(self.rank)
+            if batch in above and not batch.type.broadcastable[axis]
+        }
+        if len(sizes) < self.rank:
+            raise NotImplementedError("nothing that is known of the batch tells its size")
+        return pt.broadcast_to(new, [*(sizes[axis] for axis in range(self.rank)), *new.shape])
 
     def _made_of(self, variable: Variable) -> list[Variable]:
         """Return what is to be known first: a graph may be deeper than Python's calls."""

@@ -57,11 +57,8 @@ def _adds_rows_of_loops(node: Apply | None) -> bool:
 
 
 def _fills(node: Apply, lengths: Lengths) -> bool:
-    """Whether what is written to a slice is known to have its length, as rows of a derivative have:
-    elsewhere, a single row may be written to many places."""
+    """Whether what is written to a slice is known to have its length; a row may be repeated."""
     target, value = node.inputs[:2]
-    if is_of_loop(value, backwards=True):
-        return True
     place = _axis_slice(node)
     if place is None:
         return False
@@ -244,17 +241,14 @@ def pad_rows_of_loops(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
     if found is None:
         return None
     whole, (start, stop, rows) = found
-    if start is not None or stop is None or not (is_of_loop(rows) and _fills(node, Lengths())):
+    if start is not None or stop is None or not is_of_loop(rows):
         return None
-    new = PaddedRows()(rows, whole.inputs[1])
+    new = PaddedRows()(rows, pt.as_tensor(stop), whole.inputs[1])
     return [new] if node.outputs[0].type.is_super(new.type) else None
 
 
-def is_of_loop(variable: Variable, backwards: bool = False) -> bool:
-    """Whether a loop computes a variable, or elementwise operations on parts of its results.
-
-    One that walks `backwards`, as derivatives do, if that is asked for.
-    """
+def is_of_loop(variable: Variable) -> bool:
+    """Whether a loop computes a variable, or elementwise operations on parts of its results."""
 
     def inputs_of(value: Variable) -> list[Variable]:
         node = value.owner
@@ -262,5 +256,4 @@ def is_of_loop(variable: Variable, backwards: bool = False) -> bool:
         return node.inputs if is_passed else []
 
     above = (value.owner for value in walk([variable], inputs_of, bfs=False))
-    loops = (node.op for node in above if node is not None and isinstance(node.op, LoopOp))
-    return any(op.signature.reverse or not backwards for op in loops)
+    return any(node is not None and isinstance(node.op, LoopOp) for node in above)

@@ -66,8 +66,8 @@ def tap_of_view(node: Apply, depth: int, reverse: bool = False) -> int | None:
     if index is None or index.step is not None:
         return None
     start = 0 if index.start is None else constant_index(index.start)
-    stop = 0 if index.stop is None else constant_index(index.stop)
-    if start is None or stop is None or stop > 0 or start - stop != depth:
+    stop = 0 if index.stop is None else constant_index(index.stop) or None  # none before row 0
+    if start is None or stop is None or start < 0 or stop > 0 or start - stop != depth:
         return None
     return -start if reverse else start - depth
 
