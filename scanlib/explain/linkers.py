@@ -12,7 +12,7 @@ from pytensor.graph.fg import FunctionGraph
 
 from scanlib.explain.data import IN_ORDER, verdict
 from scanlib.lengths.known import loops_of_unknown_length
-from scanlib.ops.c_linker import NoCCodeError, PrintedOp
+from scanlib.ops.c_linker import MayBeUnfitError, NoCCodeError, PrintedOp
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.associative_scan import AssociativeScan
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -99,7 +99,7 @@ class Setting:
         is_off = config.scanlib__perform == "python"
         in_order = (f"the {self.linker} linker takes the steps of this loop in order",)
         if self.linker == "numba":
-            return _KERNEL if _has_kernel(node) else "as a plain loop that numba compiles", ()
+            return _kernel_of(node) or "as a plain loop that numba compiles", ()
         if node in self.unknown:
             text = f"by lax.while_loop, because {_UNKNOWN_LENGTH[0]}"
             return text, _SWITCHED_OFF if is_off else _UNKNOWN_LENGTH
@@ -108,8 +108,8 @@ class Setting:
             return _runs_in_jax(node), _SWITCHED_OFF if obstacle and is_off else obstacle
         if self.linker not in _PERFORM:
             return f"through the {self.linker} linker", _SWITCHED_OFF if is_off else in_order
-        if self.linker == "C" and _has_kernel(node):
-            return _KERNEL, ()
+        if self.linker == "C" and (kernel := _kernel_of(node)):
+            return kernel, ()
         obstacle = _SWITCHED_OFF if is_off else _STEP_BY_STEP if _takes_steps(node) else ()
         if self.linker == "PyTorch":
             return _runs_in_torch(node), obstacle
@@ -120,9 +120,17 @@ class Setting:
         return "as a function of its own, compiled by numba at the first call", ()
 
 
-def _has_kernel(node: Apply) -> bool:
-    """Whether numba mode and the C linker have a kernel for a loop."""
-    return isinstance(node.op, PrintedOp) and node.op.has_code(node)
+def _kernel_of(node: Apply) -> str | None:
+    """Return what numba mode and the C linker run if they have a kernel for a loop."""
+    if not isinstance(node.op, PrintedOp):
+        return None
+    try:
+        node.op.thunk_maker(node)
+    except MayBeUnfitError:
+        return f"{_KERNEL}, step by step if a carry gets another shape"
+    except NoCCodeError:
+        return None
+    return _KERNEL
 
 
 def _has_xla_code(node: Apply) -> bool:

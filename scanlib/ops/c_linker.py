@@ -20,6 +20,10 @@ class NoCCodeError(NotImplementedError):
     """A loop has no kernels."""
 
 
+class MayBeUnfitError(NoCCodeError):
+    """An Op has kernels, but they may turn out to be unfit when they run."""
+
+
 Maker = Callable[..., Any]  # as `COp.make_c_thunk`
 _finders: list[Callable[[Apply], Maker]] = []
 _makers: WeakKeyDictionary[Apply, dict[Hashable, Maker | NoCCodeError]] = WeakKeyDictionary()
@@ -48,20 +52,12 @@ class PrintedOp(COp):
                 known[key] = error
         found = known[key]
         if isinstance(found, NoCCodeError):
-            raise NoCCodeError(*found.args)
+            raise type(found)(*found.args)
         return found
 
     def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
         """Loops are compiled with the function they are part of, not run while it is built."""
         return False
-
-    def has_code(self, node: Apply) -> bool:
-        """Whether there are kernels for a node, under the flags as they are."""
-        try:
-            self.thunk_maker(node)
-        except NoCCodeError:
-            return False
-        return True
 
     def make_c_thunk(self, node: Apply, *arguments: Any, **options: Any) -> Any:
         return self.thunk_maker(node)(node, *arguments, **options)

@@ -21,10 +21,10 @@ from pytensor.scalar.basic import ScalarType
 from scanlib._compat.numba import NRT_FUNCTIONS
 from scanlib.backends.handler.functions import function_address
 from scanlib.backends.handler.library import load_library, python_options, source
-from scanlib.backends.handler.programs import address, program_of_node, registered
+from scanlib.backends.handler.programs import address, program_of, registered
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.python_driver import compiled_runner
-from scanlib.ops.c_linker import NoCCodeError, register_c_thunks
+from scanlib.ops.c_linker import MayBeUnfitError, NoCCodeError, register_c_thunks
 
 COMPILED = "scanlib_compiled"  # what code calls that numba compiled
 _MEMORY = ("MemInfo_alloc_aligned", "MemInfo_data", "MemInfo_release")
@@ -145,7 +145,9 @@ def runner(program: LoopProgram) -> Callable[..., Sequence[np.ndarray]]:
 @register_c_thunks
 def thunk_maker(node: Apply) -> Callable[..., Thunk]:
     """Return what makes the thunk of a loop; `NoCCodeError` if it has no program."""
-    program = program_of_node(node)
+    program = program_of(node.op, node)
     if program is None:
         raise NoCCodeError(f"{node.op} runs through perform")
+    if program.may_be_unfit:
+        raise MayBeUnfitError(f"{node.op} runs through perform, a carry may get another shape")
     return partial(make_thunk, program)
