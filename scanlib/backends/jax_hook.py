@@ -69,7 +69,7 @@ class MarkLoops(LoopRewrite):
         if holds_scanlib_ops(fgraph):
             fgraph.attach_feature(NeedsKnownLengths())
             if jax_backend().takes_steps():
-                fgraph.attach_feature(TakesSteps())
+                fgraph.attach_feature(TakesSteps(in_cache=False))
 
 
 class PrepareForJAX(LoopRewrite):

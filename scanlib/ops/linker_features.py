@@ -27,7 +27,13 @@ class NeedsKnownLengths(Feature):
 
 
 class TakesSteps(Feature):
-    """Says that the linker takes matrix recurrences step by step, and not all steps at once."""
+    """Says that the linker takes matrix recurrences step by step, and not all steps at once.
+
+    `in_cache` is whether matrices that functions make had better be made by steps, too.
+    """
+
+    def __init__(self, in_cache: bool = True) -> None:
+        self.in_cache = in_cache
 
 
 class MarkSteps(LoopRewrite):
@@ -64,9 +70,9 @@ def needs_known_lengths(fgraph: FunctionGraph) -> bool:
     return bool(features(fgraph, NeedsKnownLengths))
 
 
-def takes_steps(fgraph: FunctionGraph) -> bool:
-    """Whether the linker takes matrix recurrences step by step."""
-    return bool(features(fgraph, TakesSteps))
+def takes_steps(fgraph: FunctionGraph) -> TakesSteps | None:
+    """Return the mark of a linker that takes matrix recurrences step by step, if there is one."""
+    return next(iter(features(fgraph, TakesSteps)), None)
 
 
 def data_in(fgraph: FunctionGraph) -> tuple[Variable, ...]:

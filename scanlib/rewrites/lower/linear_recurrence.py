@@ -73,6 +73,7 @@ from scanlib.ops.graph import (
     reached_by,
     substitute,
 )
+from scanlib.ops.linker_features import TakesSteps
 from scanlib.ops.loop import Carry, Loop, Part, State
 from scanlib.ops.small_arrays import works_on_numbers
 from scanlib.rewrites.lower.canonical_loop import (
@@ -117,7 +118,7 @@ def check_joined_cost(
     ranks: Sequence[int],
     full: Sequence[Sequence[int]],
     per_step: bool,
-    by_steps: bool,
+    by_steps: TakesSteps | None,
 ) -> None:
     """Refuse systems of which too much is missing.
 
@@ -182,7 +183,7 @@ class Roles:
 
 
 def find_recurrence(
-    node: Apply, at_any_cost: bool = False, by_steps: bool = False
+    node: Apply, at_any_cost: bool = False, by_steps: TakesSteps | None = None
 ) -> tuple[Loop, Roles]:
     """Return a loop around one matrix recurrence: the one of a node, or that of all its parts.
 
@@ -379,7 +380,7 @@ class _Search:
         loop: Loop,
         shifts: dict[Part, Variable],
         at_any_cost: bool = False,
-        by_steps: bool = False,
+        by_steps: TakesSteps | None = None,
     ) -> None:
         self.node, self.loop = node, loop
         self.at_any_cost, self.by_steps = at_any_cost, by_steps
@@ -498,7 +499,8 @@ class _Search:
         ]
         if self.has_matrices:
             own = set(toposort([slot.next for slot in self.slots]))
-            is_made = self.by_steps and any(map(_makes_matrix, varying))
+            by_steps = self.by_steps is not None and self.by_steps.in_cache
+            is_made = by_steps and any(map(_makes_matrix, varying))
             costs_more = largest > SMALL_MATRIX and (is_made or not own.issuperset(products))
         else:
             costs_more = largest > SMALL_MATRIX or bool(products)

@@ -29,7 +29,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import DimShuffle
 
-from scanlib.ops.linker_features import takes_steps
+from scanlib.ops.linker_features import TakesSteps, takes_steps
 from scanlib.ops.loop import Carry, Loop, Part, State
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.lowered.linear_scan import LinearOptions, Parts, history_of
@@ -59,19 +59,19 @@ class LowerLinearLoops(LowersLoops):
 def explain_linear(node: Apply) -> str | None:
     """Return why a loop is not lowered to a `LinearScan`, None if it can be."""
     try:
-        find_recurrence(node, by_steps=True)
+        find_recurrence(node, by_steps=TakesSteps())
     except NotLinearError as error:
         return str(error)
     return None
 
 
 def lower_linear(
-    node: Apply, read: list[bool], at_any_cost: bool = False, by_steps: bool = False
+    node: Apply, read: list[bool], at_any_cost: bool = False, by_steps: TakesSteps | None = None
 ) -> list[Variable | None]:
     """Return what replaces each output of a loop that is read, as graphs of its inputs.
 
     `at_any_cost` is not to ask what the matrices cost; the loop need not have been simplified then.
-    `by_steps` says that the linker takes recurrences step by step. `NotLinearError` if the loop is
+    `by_steps` marks a linker that takes recurrences step by step. `NotLinearError` if the loop is
     of another form.
     """
     loop, parts = find_recurrence(node, at_any_cost, by_steps)
