@@ -15,7 +15,7 @@ from pytensor.tensor.linalg.summary import Det, SLogDet
 from pytensor.tensor.math import Dot
 
 from scanlib.kernels.arrays.array_step import Step, rule
-from scanlib.kernels.arrays.nests import write_copy
+from scanlib.kernels.arrays.nests import copied, write_copy
 from scanlib.kernels.arrays.sizes import Size, if_equal, minimum, pieces, product, quotient, total
 from scanlib.kernels.arrays.workspace import Place, is_contiguous
 from scanlib.kernels.language import FLOATS, Value
@@ -101,13 +101,8 @@ def write_sum_of_products(step: Step, node: Apply) -> None:
     step.require(a.sizes[0], b.sizes[0], "ValueError", LENGTHS)
     step.require(a.sizes[2], b.sizes[1], "ValueError", SIZES)
     target = step.target(out, [a.sizes[1], b.sizes[2]])
-    pair = [_stacked(step, a.swapped()), _stacked(step, b)]
-    if all(isinstance(size, int) and size <= FEW_COLUMNS for size in target.sizes):
-        pair = [
-            _stacked(step, place if found else _copied(step, place))
-            for place, found in zip((a.swapped(), b), pair, strict=True)
-        ]
-    columns, rows = pair
+    are_few = all(isinstance(size, int) and size <= FEW_COLUMNS for size in target.sizes)
+    columns, rows = (_stacked(step, place, are_few) for place in (a.swapped(), b))
     if columns is not None and rows is not None:
         write_product(step, columns.swapped(), rows, target)
     else:
@@ -121,19 +116,14 @@ def write_sum_of_products(step: Step, node: Apply) -> None:
     step.bind_place(out, target)
 
 
-def _copied(step: Step, place: Place) -> Place:
-    copy = step.fresh(place.dtype, place.sizes)
-    write_copy(step, place, copy)
-    return copy
-
-
-def _stacked(step: Step, place: Place) -> Place | None:
-    """Return the matrices of all steps as one of more rows, None if they do not lie so."""
+def _stacked(step: Step, place: Place, copies: bool) -> Place | None:
+    """Return the matrices of all steps as one of more rows; if they do not lie so, None, or of a
+    copy."""
     (steps, rows, columns), (far, near, side) = place.sizes, place.strides
     if step.sizes.same(rows) == 1:
         return place.view([steps, columns], [far, side])
     if step.sizes.same(far) != step.sizes.same(product(near, rows)):
-        return None
+        return _stacked(step, copied(step, place), False) if copies else None
     return place.view([product(steps, rows), columns], [near, side])
 
 

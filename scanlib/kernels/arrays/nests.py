@@ -468,9 +468,15 @@ def contiguous(step: Step, variable: Variable) -> Place:
     place = step.place(variable)
     if is_contiguous(step.sizes, place):
         return place
-    copy = step.fresh(place.dtype, place.sizes)
+    copy = copied(step, place)
     assert copy.part is not None
     step.readers[copy.part].add(variable)
+    return copy
+
+
+def copied(step: Step, place: Place) -> Place:
+    """Return a copy of an array in order of memory, for one node to read."""
+    copy = step.fresh(place.dtype, place.sizes)
     write_copy(step, place, copy)
     return copy
 

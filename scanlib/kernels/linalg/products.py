@@ -105,10 +105,7 @@ def add_product(w: Writer, a: Matrix, b: Matrix, out: Matrix) -> None:
         return
     if turns:
         a, b, out = b.turned, a.turned, out.turned
-    with w.when(sized(w, out.columns)[0] < register_bytes() // out.itemsize) as choice:
-        _product(w, a, b, out, form="narrow", adds=True)
-    with w.otherwise(choice):
-        _product(w, a, b, out, form="wide", adds=True)
+    _product(w, a, b, out, form="tiles", adds=True)
 
 
 @shared
@@ -258,7 +255,7 @@ def _product(
 ) -> None:
     """Write a product of numbers of one dtype in one form; tiles may add it to what is there."""
     if form == "tiles":
-        _write_tiles(w, a, b, out)
+        _write_tiles(w, a, b, out, adds)
     elif form == "row":
         Combination(w, "real", out.pointer, a.pointer, b, None).write()
     elif form == "narrow":
@@ -292,19 +289,19 @@ def _form(a: Matrix, b: Matrix, out: Matrix) -> tuple[str, bool]:
     return "sums" if is_short and are_side_by_side else "tiles", turns
 
 
-def _write_tiles(w: Writer, a: Matrix, b: Matrix, out: Matrix) -> None:
+def _write_tiles(w: Writer, a: Matrix, b: Matrix, out: Matrix, adds: bool) -> None:
     """Write the choice between one row, tiles of small vectors and of large ones."""
     (m, n), item = sized(w, out.rows, out.columns), out.itemsize
     side_by_side = [s.equals(item) for s in sized(w, a.column_stride, b.column_stride)]
     is_row = m.equals(1) & side_by_side[0] & side_by_side[1]
     is_narrow = (n >= SMALL_REGISTER // item) & (n < register_bytes() // item)
-    forms = {"row": is_row} if out.dtype in FLOATS else {}
+    forms = {"row": is_row} if out.dtype in FLOATS and not adds else {}
     with ExitStack() as stack:
         for form, fits in (forms | {"narrow": is_narrow}).items():
             with w.when(fits) as choice:
-                _product(w, a, b, out, form=form)
+                _product(w, a, b, out, form=form, adds=adds)
             stack.enter_context(w.otherwise(choice))
-        _product(w, a, b, out, form="wide")
+        _product(w, a, b, out, form="wide", adds=adds)
 
 
 class _Product:

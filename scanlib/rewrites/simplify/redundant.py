@@ -45,14 +45,13 @@ from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State, past_rows
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask, steps_of
 from scanlib.ops.row_ops.triangular import true_shapes
-from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import Lookup, LoopEdit, replace
 from scanlib.rewrites.inline import write_out_graphs
 from scanlib.rewrites.pytensor_rewrites import CANONICAL, BodyRewrite, run_query
-from scanlib.rewrites.simplify.last_rows import check_last_rows
+from scanlib.rewrites.simplify.last_rows import check_last_rows, is_loop
 
-# Ops whose result is larger than what they read, or a view of it: nothing to gain outside.
 MOST_INTEGERS = 6  # of a constant that a body has itself
+# Ops whose result is larger than what they read, or a view of it: nothing to gain outside.
 _NOT_WORTH_IT = (Alloc, DimShuffle, CheckAndRaise)
 
 
@@ -294,7 +293,7 @@ def _canonicalize(body: FunctionGraph) -> None:
     are checked while they are seen to be rows of a trace.
     """
     for node in list(body.apply_nodes):
-        if isinstance(node.op, Scan):
+        if is_loop(node):
             replace(body, check_last_rows(body, node), "scanlib_check_last_rows")
     write_out_graphs.rewrite(body)
     true_shapes.rewrite(body)
