@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import HasInnerGraph, Op
+from pytensor.graph.traversal import ancestors
 
 from scanlib._compat import is_legacy_scan, thaw_graph
 from scanlib.analysis.recognition import analyse
@@ -64,6 +65,12 @@ _RECURRENCES = {
     "min": "matrix affine over (min, +)",
 }
 
+_NARROW = (
+    "compute in float32, as all its data are: a Python number such as 0.1 makes a step compute in "
+    "float64, which takes twice as long; write np.float32(0.1), or set pytensor.config.floatX to "
+    "float32"
+)
+
 Found = tuple[Apply, LoopExplanation]
 # Recurrence classes of all states, then of all carries, and what else an explanation holds.
 Report = tuple[Sequence[str | None], dict[str, Any]]
@@ -95,6 +102,9 @@ def _explain(node: Apply, setting: Setting) -> LoopExplanation:
     name_parts(loop)
     kind, explain = next(pair for pair in _KINDS.items() if isinstance(node.op, pair[0]))
     recurrences, found = explain(node, loop, setting)
+    if _is_widened(node):
+        actions = [*filter(NOTHING.__ne__, [found["action"]]), _NARROW]
+        found["action"] = "; ".join(actions)
     return LoopExplanation(
         op=kind.__name__,
         steps=scan.steps_of(node).most(),
@@ -105,6 +115,16 @@ def _explain(node: Apply, setting: Setting) -> LoopExplanation:
         **_named(loop.name, setting),
         **found,
     )
+
+
+def _is_widened(node: Apply) -> bool:
+    """Whether a loop computes in double precision from nothing but single precision."""
+    dtypes = {getattr(out.type, "dtype", None) for out in node.outputs}
+    if not dtypes & {"float64", "complex128"}:
+        return False
+    roots = (root for root in ancestors(node.inputs) if root.owner is None)
+    data = {root.type.dtype for root in roots if is_tensor(root) and not isinstance(root, Constant)}
+    return "float32" in data and not data & {"float64", "complex128"}
 
 
 def _named(name: str | None, setting: Setting) -> dict[str, Any]:

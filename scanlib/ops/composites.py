@@ -13,9 +13,15 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
+from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.einsum import Einsum
 from pytensor.tensor.extra_ops import FillDiagonal, FillDiagonalOffset
 from pytensor.tensor.linalg.constructors import BlockDiagonal
+from pytensor.tensor.linalg.solvers.general import Solve
+from pytensor.tensor.linalg.solvers.psd import CholeskySolve
+from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
+from pytensor.tensor.math import Dot
 from pytensor.tensor.pad import Pad
 
 from scanlib._compat import INDEX_WRITES, IfElse, inline_ofg_node
@@ -82,9 +88,22 @@ def _choice(node: Apply) -> list[Variable]:
     return [pt.switch(condition, *pair) for pair in zip(values[:half], values[half:], strict=True)]
 
 
+def _of_one_dtype(node: Apply) -> list[Variable] | None:
+    """Cast what a product or solve takes to the dtype that it makes.
+
+    There is no kernel for several; the cast of a matrix that all steps have leaves the loop.
+    """
+    dtype = node.outputs[0].type.dtype
+    if all(inp.type.dtype == dtype for inp in node.inputs):
+        return None
+    return [node.op(*(pt.cast(inp, dtype) for inp in node.inputs))]
+
+
 COMPOSITES: dict[type, Callable[[Apply], list[Variable] | None]] = {
     **dict.fromkeys((FillDiagonal, FillDiagonalOffset), _fill_diagonal),
+    **dict.fromkeys((Dot, BatchedDot, Solve, SolveTriangular, CholeskySolve), _of_one_dtype),
     BlockDiagonal: _block_diagonal,
+    Einsum: inline_ofg_node,
     INDEX_WRITES[1]: _write_at_mask,
     Pad: _pad,
 }
@@ -95,16 +114,21 @@ def written_out(node: Apply) -> list[Variable] | None:
     """Return the outputs of a node, or of a batch of such, by other Ops; None if it stays."""
     if isinstance(node.op, Blockwise):
         write = BATCHES.get(type(node.op.core_op))
-        return None if write is None else batch_of(node, write)
+        if write is None:
+            return None
+        return write(node) if write is _of_one_dtype else batch_of(node, write)
     write = COMPOSITES.get(type(node.op))
     return None if write is None else write(node)
 
 
-def composites(outputs: Sequence[Variable]) -> dict[Variable, Variable]:
-    """Return what takes the place of results of such Ops above some variables."""
+def composites(
+    outputs: Sequence[Variable], inputs: Sequence[Variable] = ()
+) -> dict[Variable, Variable]:
+    """Return what takes the place of results of such Ops above some variables, up to `inputs`."""
     found: dict[Variable, Variable] = {}
-    for node in toposort(outputs):
+    for node in toposort(outputs, blockers=inputs):
         made = written_out(node)
         if made is not None:
+            made = substitute(made, composites(made, node.inputs))
             found |= zip(node.outputs, substitute(made, found), strict=True)
     return found

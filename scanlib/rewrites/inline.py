@@ -27,7 +27,7 @@ from pytensor.tensor.basic import AllocDiag
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 
-from scanlib._compat import inline_ofg_node
+from scanlib._compat import DERIVATIVE_GRAPHS, inline_ofg_node
 from scanlib.lengths.batches import whole_batch
 from scanlib.ops.batching import batch_of
 from scanlib.ops.composites import COMPOSITES, written_out
@@ -47,9 +47,11 @@ def write_out(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     return list(inline_ofg_node(node))
 
 
-@node_rewriter([*COMPOSITES, Blockwise])
-def write_out_composite(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Put others in the place of Ops that loops of scanlib's do not hold, in an adopted loop."""
+@node_rewriter([*COMPOSITES, Blockwise, OpFromGraph])
+def write_out_in_step(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Put others in the place of graphs, and of Ops that only adopted loops hold, in a step."""
+    if type(node.op) in DERIVATIVE_GRAPHS:
+        return None if node.op.destroy_map else list(inline_ofg_node(node))
     return written_out(node)
 
 
@@ -80,4 +82,4 @@ def slice_whole_batch(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
     return whole_batch(node)
 
 
-write_out_graphs = dfs_rewriter(write_out_composite, write_out, write_out_batch, slice_whole_batch)
+write_out_graphs = dfs_rewriter(write_out_in_step, write_out_batch, slice_whole_batch)

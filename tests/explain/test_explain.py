@@ -158,6 +158,16 @@ def test_all_obstacles_of_a_body_are_named():
         assert operation in reason
 
 
+@pytest.mark.parametrize("factor, is_told", [(0.1, True), (np.float32(0.1), False)])
+def test_loops_that_a_number_makes_double_are_named(factor, is_told):
+    x, h = pt.fvector("x"), pt.fscalar("h")
+    trace = scanlib.scan(
+        lambda x, h: factor * h + x, sequences=[x], outputs_info=[h], return_updates=False
+    )
+    (loop,) = scanlib.explain(trace).loops
+    assert ("np.float32(0.1)" in loop.action) == is_told
+
+
 def test_random_draws_are_named():
     rng = pytensor.shared(np.random.default_rng(1), name="rng")
 

@@ -4,11 +4,18 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.blas import BatchedDot
+from pytensor.tensor.linalg.solvers.general import Solve
+from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
+from pytensor.tensor.math import Dot
 from scipy.linalg import block_diag
 
 import scanlib
 from scanlib.ops.composites import COMPOSITES, composites
+from scanlib.ops.graph import substitute
+from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 
 rng = np.random.default_rng(4)
@@ -66,6 +73,94 @@ def test_numbers_where_a_mask_says():
         np.testing.assert_array_equal(one, other)
     several = x[rows].set(x[:2])  # stays as it is
     assert not composites([several])
+
+
+TYPES = [("float32", "float64"), ("float64", "float32"), ("int32", "float32"), ("bool", "float64")]
+
+
+@pytest.mark.parametrize("dtypes", [*TYPES, ("float64", "complex128")])
+@pytest.mark.parametrize(
+    "multiply",
+    [
+        pt.dot,
+        lambda a, b: pt.matmul(a[None], b[None, :, None])[0, :, 0],
+        lambda a, b: pt.einsum("ij,j->i", a, b),
+        lambda a, b: pt.linalg.solve(a + 3 * pt.eye(3, dtype=a.dtype), b, b_ndim=1),
+        lambda a, b: pt.linalg.solve_triangular(a + pt.eye(3, dtype=a.dtype), b, b_ndim=1),
+    ],
+)
+def test_products_and_solves_are_of_one_dtype(multiply, dtypes):
+    a, b = pt.matrix("a", dtype=dtypes[0]), pt.vector("b", dtype=dtypes[1])
+    if dtypes[1] == "complex128" and "solve" in str(multiply(a, pt.dvector()).owner):
+        pytest.skip("PyTensor solves no complex systems")
+    product = multiply(a, b)
+    (made,) = substitute([product], composites([product]))
+    kinds = (Dot, BatchedDot, Solve, SolveTriangular)
+    nodes = [v.owner for v in ancestors([made]) if v.owner]
+    found = [node for node in nodes if isinstance(getattr(node.op, "core_op", node.op), kinds)]
+    assert found
+    for node in found:
+        assert len({v.type.dtype for v in (*node.inputs, *node.outputs)}) == 1
+    values = (
+        rng.integers(0, 2, size=(3, 3)).astype(dtypes[0]),
+        rng.normal(size=3).astype(dtypes[1]),
+    )
+    f, g = (pytensor.function([a, b], out, mode="FAST_COMPILE") for out in (product, made))
+    assert made.type.dtype == product.type.dtype
+    np.testing.assert_allclose(g(*values), f(*values), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_of_products_by_indices_are_matrix_recurrences(dtype):
+    """So are their derivatives, and products of a matrix in single precision."""
+    A, x, h = pt.matrix("A", dtype=dtype), pt.dmatrix("x"), pt.dvector("h")
+    trace = scanlib.scan(
+        lambda x, h, A: pt.einsum("ij,j->i", A, h) + x,
+        sequences=[x],
+        outputs_info=[h],
+        non_sequences=[A],
+        return_updates=False,
+    )
+    f = pytensor.function([A, x, h], [trace, pytensor.grad(trace.sum(), h)])
+    ops = [node.op for node in f.maker.fgraph.apply_nodes]
+    assert sum(isinstance(op, LinearScan) for op in ops) == 2
+    assert not any(isinstance(op, Scan) for op in ops)
+    matrix, rows = (rng.normal(size=(3, 3)) / 2).astype(dtype), rng.normal(size=(4, 3))
+    state, expected = np.ones(3), []
+    for row in rows:
+        state = matrix.astype("float64") @ state + row
+        expected.append(state)
+    found, derivative = f(matrix, rows, np.ones(3))
+    np.testing.assert_allclose(found, expected)
+    powers = [np.linalg.matrix_power(matrix.astype("float64"), k) for k in range(1, 5)]
+    np.testing.assert_allclose(derivative, sum(powers).sum(axis=0))
+
+
+def test_graphs_of_a_user_are_seen_through():
+    u, v = pt.dscalars("u", "v")
+    mine = OpFromGraph([u, v], [u * v + 1])
+    x, h = pt.dvector("x"), pt.dscalar("h")
+    trace = scanlib.scan(mine, sequences=[x], outputs_info=[h], return_updates=False)
+    f = pytensor.function([x, h], [trace, *pytensor.grad(trace.sum(), [x, h])])
+    assert not any(isinstance(node.op, Scan) for node in f.maker.fgraph.apply_nodes)
+    value, start = rng.normal(size=3), 0.5
+    first, second = value[0] * start + 1, value[1] * (value[0] * start + 1) + 1
+    found, by_x, by_h = f(value, start)
+    np.testing.assert_allclose(found, [first, second, value[2] * second + 1])
+    tail = 1 + value[2]
+    np.testing.assert_allclose(by_x, [start * (1 + value[1] * tail), first * tail, second])
+    np.testing.assert_allclose(by_h, value[0] * (1 + value[1] * tail))
+
+
+def test_a_derivative_that_a_user_wrote_is_kept():
+    u, v = pt.dscalars("u", "v")
+    mine = OpFromGraph(
+        [u, v], [u * v], lop_overrides=lambda inputs, outputs, given: [given[0] * 7, given[0] * 0]
+    )
+    x, h = pt.dvector("x"), pt.dscalar("h")
+    trace = scanlib.scan(mine, sequences=[x], outputs_info=[h], return_updates=False)
+    f = pytensor.function([x, h], pytensor.grad(trace.sum(), x))
+    np.testing.assert_allclose(f(rng.normal(size=3), 1.0), [7, 7, 7])
 
 
 def test_loops_hold_the_graphs():

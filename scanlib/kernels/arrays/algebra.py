@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
@@ -182,9 +183,17 @@ def _result(step: Step, out: Variable, sizes: Sequence[Size]) -> tuple[Place, Ma
     return place, packed(place.pointer, place.dtype, *whole)
 
 
-def _spare(step: Step, dtype: str, rows: Size) -> Value:
+# How a matrix is factorized, and how it is solved with: of any kind, and a positive definite one.
+_FACTORIZATIONS = (
+    (factorizations.eliminate, factorizations.solve_eliminated),
+    (factorizations.factor_positive, factorizations.solve_positive),
+)
+
+
+def _spare(step: Step, dtype: str, rows: Size, pinned: bool = False) -> Value:
     """Return memory in which a square matrix is factorized."""
-    return step.fresh(dtype, [rows, total(rows, 1)]).pointer
+    take = step.pinned if pinned else step.fresh
+    return take(dtype, [rows, total(rows, 1)]).pointer
 
 
 def _check_real(node: Apply) -> None:
@@ -272,16 +281,17 @@ def write_solve(step: Step, node: Apply) -> None:
     (target, result), lower = _result(step, out, [place.sizes[0], *b.sizes[1:]]), bool(op.lower)
     a = _square(step, place)
     upper, given = a.turned if lower else a, matrix(step, as_matrix(b, is_row=False))
-    if kind in ("sym", "her"):
-        a = _mirrored(step, place, upper)
     if isinstance(op, CholeskySolve):
         factorizations.solve_cholesky(w, upper, given, result)
     elif isinstance(op, SolveTriangular):
         factorizations.solve_triangular(w, a, given, result, lower, bool(op.unit_diagonal))
     else:
-        spare = _spare(step, place.dtype, place.sizes[0])
-        if kind == "pos":
-            factorizations.solve_positive(w, upper, given, result, spare)
-        else:
-            factorizations.solve(w, a, given, result, spare)
+        factor, solve = _FACTORIZATIONS[kind == "pos"]
+        is_fixed = left in step.fixed  # a matrix that all steps have is factorized once
+        with w.inside(step.before) if is_fixed else nullcontext():
+            if kind in ("sym", "her"):
+                a = _mirrored(step, place, upper)
+            spare = _spare(step, place.dtype, place.sizes[0], pinned=is_fixed)
+            (done,) = factor(w, upper if kind == "pos" else a, spare)
+        solve(w, spare, done, given, result)
     step.bind_place(out, target)

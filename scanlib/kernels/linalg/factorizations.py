@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scanlib.kernels.elementary import compute
-from scanlib.kernels.language import BOOL, INT64, Type, Value, Writer
+from scanlib.kernels.language import BOOL, INT64, Local, Type, Value, Writer
 from scanlib.kernels.linalg.matrices import Matrix, copy, packed, shared, sized
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.spans import walk
+from scanlib.kernels.spans import sum_of_lanes, walk
 
 NOT_FINITE, SINGULAR = 1, 2  # what `inverse` returns; zero if all is well
 
@@ -82,13 +82,41 @@ def _write_row(
     def write(j: Value, count: int) -> None:
         kind, at = Type(x.dtype, count), j * x.itemsize
         above, total = w.offset(x.pointer, at), w.local(w.load(kind, row, at))
-        with w.loop(first, last) as k:
+        rest = first if count > 1 else _subtract_line(w, above, x, i, terms, total)
+        with w.loop(rest, last) as k:
             factor = -w.as_value(factors.load(w, i, k), kind)
             value = w.load(kind, above, x.row_stride * k)
             w.assign(total, w.fma(factor, value, w.copy(total)))
         w.store(row, at, w.copy(total) / pivot)
 
     walk(w, *ends, _counts(x.type), write)
+
+
+def _subtract_line(
+    w: Writer,
+    column: Value,
+    x: Matrix,
+    i: Value,
+    terms: tuple[Matrix, Value, Value],
+    total: Local,
+) -> Value:
+    """Subtract products from the item of one column of `x` in row `i`, several at once where both
+    factors lie side by side; return the first that is left."""
+    factors, first, last = terms
+    lanes = register_bytes() // x.itemsize
+    kind, begin = Type(x.dtype, lanes), w.local(first)
+    is_line = last - first >= 2 * lanes
+    for stride in sized(w, x.row_stride, factors.column_stride):
+        is_line &= stride.equals(x.itemsize)
+    with w.when(is_line):
+        end, sums = first + ((last - first) & -lanes), w.local(0, kind)
+        line = factors.row(w, i)
+        with w.loop(first, end, lanes) as k:
+            factor, value = (w.load(kind, start, k * x.itemsize) for start in (line, column))
+            w.assign(sums, w.fma(factor, value, w.copy(sums)))
+        w.assign(total, w.copy(total) - sum_of_lanes(w, w.copy(sums)))
+        w.assign(begin, end)
+    return w.copy(begin)
 
 
 def _counts(kind: Type) -> list[int]:
@@ -151,13 +179,19 @@ def _write_both(w: Writer, upper: Matrix, x: Matrix) -> Value:
 
 
 @shared
-def solve_positive(w: Writer, a: Matrix, b: Matrix, out: Matrix, spare: Value) -> None:
-    """Write the solution with a positive definite matrix, of which the upper triangle is read."""
-    upper = packed(spare, out.dtype, out.rows, out.rows)
-    (done,) = _factor(w, a, upper)
+def factor_positive(w: Writer, a: Matrix, spare: Value) -> Value:
+    """Write the upper factor of a positive definite matrix, of which the upper triangle is read;
+    return whether there is one."""
+    (done,) = _factor(w, a, packed(spare, a.dtype, a.rows, a.rows))
+    return done
+
+
+@shared
+def solve_positive(w: Writer, spare: Value, done: Value, b: Matrix, out: Matrix) -> None:
+    """Write the solution with a positive definite matrix that was factorized; NaN if it is not."""
     copy(w, b, out)
     with w.when(done):
-        _write_both(w, upper, out)
+        _write_both(w, packed(spare, out.dtype, out.rows, out.rows), out)
     _write_nan_unless(w, done, out)
 
 
@@ -212,52 +246,56 @@ def _write_exchange(w: Writer, kind: Type, x: Value, y: Value, count: Value) -> 
         w.store(y, at, kept)
 
 
-def _copy_to_spare(w: Writer, a: Matrix, spare: Value) -> tuple[Matrix, Value]:
-    """Write a copy of a square matrix; return it, and the place of pivots behind it."""
-    own = packed(spare, a.dtype, a.rows, a.rows)
-    copy(w, a, own)
-    return own, own.row(w, a.rows)
-
-
 @shared
-def _solve_in_place(w: Writer, f: Matrix, pivots: Value, x: Matrix) -> Value:
-    """Solve ``F X = X``, overwriting both; return whether F is not singular."""
-    (done,), (m,) = _eliminate(w, f, pivots), sized(w, x.columns)
-    with w.when(done):
-        with w.loop(0, f.rows) as k:
-            other = w.cast(w.load(Type("int32"), pivots, k * 4), "int64")
-            with w.when(other.differs(k)):
-                _write_exchange(w, x.type, x.row(w, k), x.row(w, other), m)
-        factors = replace(f, is_packed=False)
-        _substitute(w, factors, True, True, x)
-        _substitute(w, factors, False, False, x)
+def eliminate(w: Writer, a: Matrix, spare: Value) -> Value:
+    """Write the triangular factors of a square matrix; return whether it is not singular.
+
+    `spare` is memory for a row more than the matrix has: pivots stand behind the factors.
+    """
+    factors = packed(spare, a.dtype, a.rows, a.rows)
+    copy(w, a, factors)
+    (done,) = _eliminate(w, factors, factors.row(w, a.rows))
     return done
 
 
 @shared
-def solve(w: Writer, a: Matrix, b: Matrix, out: Matrix, spare: Value) -> None:
-    """Write the solution with any square matrix."""
-    own, pivots = _copy_to_spare(w, a, spare)
+def solve_eliminated(w: Writer, spare: Value, done: Value, b: Matrix, out: Matrix) -> None:
+    """Write the solution with a matrix that was eliminated; NaN if it is singular."""
     copy(w, b, out)
-    (done,) = _solve_in_place(w, own, pivots, out)
+    with w.when(done):
+        _write_solution(w, spare, out)
     _write_nan_unless(w, done, out)
+
+
+def _write_solution(w: Writer, spare: Value, x: Matrix) -> None:
+    """Write the solution of ``F X = X`` by the factors of F and their pivots."""
+    factors, (m,) = packed(spare, x.dtype, x.rows, x.rows), sized(w, x.columns)
+    pivots = factors.row(w, x.rows)
+    with w.loop(0, x.rows) as k:
+        other = w.cast(w.load(Type("int32"), pivots, k * 4), "int64")
+        with w.when(other.differs(k)):
+            _write_exchange(w, x.type, x.row(w, k), x.row(w, other), m)
+    factors = replace(factors, is_packed=False)
+    _substitute(w, factors, True, True, x)
+    _substitute(w, factors, False, False, x)
 
 
 @shared
 def inverse(w: Writer, a: Matrix, out: Matrix, spare: Value) -> Value:
     """Write the inverse of a matrix; return zero, `NOT_FINITE` or `SINGULAR`."""
-    own, pivots = _copy_to_spare(w, a, spare)
     kind, n = out.type, out.rows
     code, limit = w.local(0, INT64), w.constant(float("inf"), kind)
-    with w.loop(0, n * n) as i:
-        is_finite = abs(w.load(kind, spare, i * kind.itemsize)) < limit
+    with w.loop(0, n) as i, w.loop(0, n) as j:
+        is_finite = abs(a.load(w, i, j)) < limit
         w.assign(code, w.select(is_finite, w.copy(code), NOT_FINITE))
+    with w.when(w.copy(code).equals(0)):
+        (done,) = eliminate(w, a, spare)
+        w.assign(code, w.select(done, w.constant(0, INT64), SINGULAR))
     with w.when(w.copy(code).equals(0)):
         _fill(w, out, w.constant(0, kind))
         with w.loop(0, n) as i:
             out.store(w, i, i, w.constant(1, kind))
-        (done,) = _solve_in_place(w, own, pivots, out)
-        w.assign(code, w.select(done, w.constant(0, INT64), SINGULAR))
+        _write_solution(w, spare, out)
     return w.copy(code)
 
 
@@ -310,8 +348,9 @@ def determinant(w: Writer, a: Matrix, spare: Value) -> tuple[Value, ...]:
 
     It is the product of the pivots, whose sign each exchange of rows turns.
     """
-    factors, pivots = _copy_to_spare(w, a, spare)
-    _eliminate(w, factors, pivots)
+    eliminate(w, a, spare)
+    factors = packed(spare, a.dtype, a.rows, a.rows)
+    pivots = factors.row(w, a.rows)
     one, zero = w.constant(1.0, a.type), w.constant(0.0, a.type)
     whole, sign, size = w.local(one), w.local(one), w.local(zero)
     with w.loop(0, a.rows) as k:

@@ -16,7 +16,7 @@ columns of `C` are                     ``Cᵀ = Bᵀ Aᵀ`` in one of these ways
 neither rows nor columns of `C` are    one number after the other
 =====================================  ==========================================================
 
-So are numbers of several dtypes, and small integers. Products of more than `LARGEST`
+So are small integers. Products of more than `LARGEST`
 multiplications are left to BLAS if there is an address of it, but those of vectors, which wait for
 memory. The form is chosen by the strides that are known when a kernel is written.
 """
@@ -69,16 +69,16 @@ def multiply(
     out: Matrix,
     library: Callable[[Routine], Value] | None = None,
 ) -> None:
-    """Write ``out = a b``, by routines of BLAS where `library` gives their addresses; sizes must
-    fit, and `out` shares no memory with the others. `NoKernelError` for truth values and complex
-    numbers."""
-    dtypes = (a.dtype, b.dtype, out.dtype)
-    for dtype in dtypes:
-        if dtype not in FLOATS + INTEGERS:
-            raise NoKernelError(f"a product of matrices of {dtype} has no kernel")
+    """Write ``out = a b``, of one dtype, by routines of BLAS where `library` gives their addresses.
+
+    Sizes must fit, and `out` shares no memory with the others. `NoKernelError` for truth values and
+    complex numbers.
+    """
+    if out.dtype not in FLOATS + INTEGERS:
+        raise NoKernelError(f"a product of matrices of {out.dtype} has no kernel")
     sizes = out.rows, a.columns, out.columns
     form, turns = _form(a, b, out)
-    if len(set(dtypes)) > 1 or a.itemsize < 4 or form == "plain":
+    if a.itemsize < 4 or form == "plain":
         _plain_product(w, a, b, out)
         return
     static = all_known(sizes)

@@ -49,6 +49,7 @@ from scanlib.rewrites.edit import Lookup, LoopEdit, replace
 from scanlib.rewrites.inline import write_out_graphs
 from scanlib.rewrites.pytensor_rewrites import CANONICAL, BodyRewrite, run_query
 from scanlib.rewrites.simplify.last_rows import check_last_rows, is_loop
+from scanlib.rewrites.simplify.stacked import without_stacks
 
 MOST_INTEGERS = 6  # of a constant that a body has itself
 # Ops whose result is larger than what they read, or a view of it: nothing to gain outside.
@@ -298,6 +299,8 @@ def _canonicalize(body: FunctionGraph) -> None:
     write_out_graphs.rewrite(body)
     true_shapes.rewrite(body)
     run_query(CANONICAL, body)
+    if without_stacks(body):
+        run_query(CANONICAL, body)
     write_stable_logs(body)
 
 

@@ -1,0 +1,121 @@
+"""Stacks of a few arrays that a step reduces: ``max(stack([a, b]), axis=0)`` is ``maximum(a, b)``.
+
+A recurrence that is written so is elementwise, and is recognized without the stack. Elementwise
+operations may stand in between, as in a logarithm of a sum of exponentials.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.tensor.basic import Join, MakeVector, Split
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.math import All, Any, Max, Min, Prod, Sum
+from pytensor.tensor.shape import Shape
+from pytensor.tensor.subtensor import Subtensor
+
+from scanlib._compat import LOG_SUM_EXP, join_of, split_of
+from scanlib.lengths.numbers import constant_place
+
+MOST_ARRAYS, MOST_OPERATIONS = 8, 8  # one after the other
+
+
+@node_rewriter([Sum, Prod, Max, Min, All, Any])
+def reduce_stacked(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Reduce what is stacked, array by array."""
+    op, (stacked,), (out,) = node.op, node.inputs, node.outputs
+    axes = range(stacked.type.ndim) if op.axis is None else op.axis
+    arrays = _arrays(stacked, axes[0], MOST_OPERATIONS) if len(axes) == 1 else []
+    if not arrays:
+        return None
+    dtype = getattr(op, "acc_dtype", None) or out.type.dtype
+    terms = [pt.cast(array, dtype) for array in arrays]
+    return [pt.cast(reduce(Elemwise(op.scalar_op), terms), out.type.dtype)]
+
+
+@node_rewriter([LOG_SUM_EXP or Sum])
+def add_stacked_logs(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Do the same to logarithms of sums where they are an Op."""
+    if type(node.op) is not LOG_SUM_EXP or len(node.op.axis) != 1:
+        return None
+    arrays = _arrays(node.inputs[0], node.op.axis[0], MOST_OPERATIONS)
+    return [reduce(pt.logaddexp, arrays)] if arrays else None
+
+
+@node_rewriter([Subtensor])
+def item_of_stack(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Take one array of a stack, on which elementwise operations may have been done."""
+    stacked, index = node.inputs[0], constant_place(node)
+    if index is None or len(index) != 1 or not isinstance(index[0], int):
+        return None
+    arrays = _arrays(stacked, 0, MOST_OPERATIONS)
+    return [arrays[index[0]]] if arrays else None
+
+
+@node_rewriter([Split])
+def unstack(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Take a stack apart again, as derivatives do."""
+    whole, axis, sizes = split_of(node)
+    if axis is None or not isinstance(sizes, Constant) or not np.all(sizes.data == 1):
+        return None
+    arrays = _arrays(whole, axis, MOST_OPERATIONS)
+    return [pt.expand_dims(array, axis) for array in arrays] or None
+
+
+@node_rewriter([Shape])
+def shape_of_stack(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Say how many arrays a stack has, by which a mean divides."""
+    (stacked,), owner = node.inputs, node.inputs[0].owner
+    if owner is None or not isinstance(owner.op, MakeVector | Join):
+        return None
+    axis, parts = join_of(owner) if isinstance(owner.op, Join) else (0, owner.inputs)
+    if axis is None or not _arrays(stacked, axis, 1):
+        return None
+    sizes = [len(parts) if k == axis else parts[0].shape[k] for k in range(stacked.type.ndim)]
+    return [pt.cast(pt.stack(sizes), "int64")]
+
+
+_stacks = dfs_rewriter(reduce_stacked, add_stacked_logs, item_of_stack, unstack, shape_of_stack)
+
+
+def without_stacks(body: FunctionGraph) -> bool:
+    """Rewrite what a step does to stacks of few arrays; return whether there were any."""
+    if not any(isinstance(node.op, Join | MakeVector) for node in body.apply_nodes):
+        return False
+    before = set(body.apply_nodes)
+    _stacks.rewrite(body)
+    return body.apply_nodes != before
+
+
+def _arrays(stacked: Variable, axis: int, most: int) -> list[Variable]:
+    """Return the arrays that a stack has along an axis, without it; none if they are not known."""
+    node = stacked.owner
+    if node is None or most == 0:
+        return []
+    if isinstance(node.op, MakeVector):
+        arrays = [pt.cast(number, stacked.type.dtype) for number in node.inputs]
+        return arrays if len(arrays) <= MOST_ARRAYS else []
+    if isinstance(node.op, Join):
+        joined, arrays = join_of(node)
+        is_stack = all(array.type.shape[axis] == 1 for array in arrays)
+        if len(arrays) > MOST_ARRAYS or not is_stack or joined != axis:
+            return []
+        return [pt.cast(array.squeeze(axis), stacked.type.dtype) for array in arrays]
+    if not isinstance(node.op, Elemwise) or len(node.outputs) > 1:
+        return []
+    count = stacked.type.shape[axis]
+    if count is None or count > MOST_ARRAYS:
+        return []
+    columns: list[list[Variable]] = []
+    for inp in node.inputs:
+        repeats = inp.type.shape[axis] == 1
+        found = [inp.squeeze(axis)] * count if repeats else _arrays(inp, axis, most - 1)
+        if not found:
+            return []
+        columns.append(found)
+    return [node.op(*row) for row in zip(*columns, strict=True)]

@@ -1,0 +1,106 @@
+"""Steps that reduce stacks of a few arrays are elementwise, and so are their gradients."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from scipy.special import logsumexp
+
+import scanlib
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
+from scanlib.ops.scan import Scan
+from tests.reference import reference_scan
+
+rng = np.random.default_rng(11)
+# How a step reduces a stack of its state and its row, with PyTensor and with NumPy.
+STEPS = {
+    "max": (lambda m, x, h, axis: m.max(m.stack([h + x, x, 0.5 * h], axis=axis), axis=axis)),
+    "min": (lambda m, x, h, axis: m.min(m.stack([h + x, x], axis=axis), axis=axis)),
+    "sum": (lambda m, x, h, axis: 0.5 * m.sum(m.stack([h, x], axis=axis), axis=axis)),
+    "mean": (lambda m, x, h, axis: m.mean(m.stack([h, x, 2 * x], axis=axis), axis=axis)),
+    "prod": (lambda m, x, h, axis: m.prod(m.stack([h + 1, m.tanh(x)], axis=axis), axis=axis)),
+    "logsumexp": (
+        lambda m, x, h, axis: (m.logsumexp if m is pt else logsumexp)(
+            m.stack([h - 0.5, x], axis=axis), axis=axis
+        )
+    ),
+    "any": (
+        lambda m, x, h, axis: (m.switch if m is pt else np.where)(
+            m.any(m.stack([h > 1, x > 0], axis=axis), axis=axis), 0.5 * h, h + x
+        )
+    ),
+    "between": (lambda m, x, h, axis: m.sum(m.exp(-(m.stack([h, x], axis=axis) ** 2)), axis=axis)),
+}
+
+
+@pytest.mark.parametrize("shape, axis", [((), 0), ((3,), 0), ((3,), -1), ((2, 3), 1)])
+@pytest.mark.parametrize("name", STEPS)
+def test_stacks_of_a_state_and_a_row(name, shape, axis):
+    step, ndim = STEPS[name], len(shape)
+    x, h = pt.tensor("x", shape=(None,) * (ndim + 1)), pt.tensor("h", shape=(None,) * ndim)
+    trace = scanlib.scan(
+        lambda x, h: step(pt, x, h, axis), sequences=[x], outputs_info=[h], return_updates=False
+    )
+    outputs = [trace, *pytensor.grad((trace**2).sum(), [x, h])]
+    f = pytensor.function([x, h], outputs, mode="NUMBA")
+    ops = [node.op for node in f.maker.fgraph.apply_nodes]
+    assert any(isinstance(op, ElemwiseScan) for op in ops)
+    # The derivative of a product counts zeros among its factors.
+    assert name == "prod" or not any(isinstance(op, Scan) for op in ops)
+    for steps in (0, 1, 7):
+        values = rng.normal(size=(steps, *shape)), rng.normal(size=shape)
+        (expected,) = reference_scan(
+            lambda x, h: [step(np, x, h, axis)], [values[0]], [values[1]], rows=[(shape, "float64")]
+        )
+        found, *derivatives = f(*values)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        for k, derivative in enumerate(derivatives):
+            moved = [value.copy() for value in values]
+            for place in np.ndindex(derivative.shape):
+                ends = []
+                for sign in (1, -1):
+                    moved[k][place] = values[k][place] + sign * 1e-6
+                    ends.append(
+                        (
+                            reference_scan(
+                                lambda x, h: [step(np, x, h, axis)],
+                                [moved[0]],
+                                [moved[1]],
+                                rows=[(shape, "float64")],
+                            )[0]
+                            ** 2
+                        ).sum()
+                    )
+                moved[k][place] = values[k][place]
+                np.testing.assert_allclose(
+                    derivative[place], (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-6
+                )
+
+
+def test_means_of_small_dtypes_are_added_in_the_dtype_of_the_sum():
+    x, h = pt.vector("x", dtype="int8"), pt.scalar("h", dtype="int64")
+    trace = scanlib.scan(
+        lambda x, h: pt.stack([x, x, x]).sum() + h * 0,
+        sequences=[x],
+        outputs_info=[h],
+        return_updates=False,
+    )
+    values = np.array([100, -128, 127], "int8")
+    np.testing.assert_array_equal(pytensor.function([x, h], trace)(values, 1), [300, -384, 381])
+
+
+def test_long_stacks_stay_arrays():
+    x, h = pt.dvector("x"), pt.dscalar("h")
+    trace = scanlib.scan(
+        lambda x, h: pt.max(pt.stack([h + 0.1 * k * x for k in range(20)])),
+        sequences=[x],
+        outputs_info=[h],
+        return_updates=False,
+    )
+    f = pytensor.function([x, h], trace)
+    value = rng.normal(size=4)
+    expected, state = [], 0.0
+    for row in value:
+        state = max(state + 0.1 * k * row for k in range(20))
+        expected.append(state)
+    np.testing.assert_allclose(f(value, 0.0), expected)
