@@ -22,7 +22,8 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.tensor.basic import MakeVector
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import Subtensor
 
@@ -31,9 +32,19 @@ from scanlib.kernels.arrays import algebra, blockwise, orders, views  # noqa: F4
 from scanlib.kernels.arrays.array_step import RULES, Destination, Step, overwrites
 from scanlib.kernels.arrays.decompositions import decompose, is_decomposed
 from scanlib.kernels.arrays.nests import deliver, require_shape, write_copy
-from scanlib.kernels.arrays.sizes import UNFIT, Given, Size, if_equal, maximum, product, total
+from scanlib.kernels.arrays.sizes import (
+    UNFIT,
+    Given,
+    Size,
+    if_equal,
+    maximum,
+    minimum,
+    product,
+    quotient,
+    total,
+)
 from scanlib.kernels.arrays.workspace import Place
-from scanlib.kernels.language import Kernel
+from scanlib.kernels.language import FLOATS, Kernel
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.program import (
     ArrayType,
@@ -43,7 +54,7 @@ from scanlib.kernels.program import (
     TableKernel,
     Words,
 )
-from scanlib.kernels.spans import Cell, load_number, shift
+from scanlib.kernels.spans import LINE, Cell, load_number, shift
 from scanlib.ops.graph import core_op
 from scanlib.ops.scan import Scan
 from scanlib.ops.small_arrays import take_apart
@@ -60,6 +71,9 @@ from scanlib.schedules.loop_kernels import (
 from scanlib.schedules.step_by_step import TakesSteps
 
 MOST_STEPS = 512  # between two polls
+# Bytes of a matrix, and how often it is multiplied, from which on it pays to copy it to where lines
+# of the cache begin.
+LARGE, MANY_PRODUCTS = 2048, 64
 
 # What kernels of loops and of graphs share
 
@@ -72,10 +86,11 @@ def has_rule(op: Op) -> bool:
     return any(kind in RULES for kind in type(core).__mro__)
 
 
-def copied_bytes(array: Array) -> Size:
+def copied_bytes(array: Array, products: Size = 0) -> Size:
     """Return how many bytes the copy of an input has: none where it is in order of memory.
 
-    Of an input that has rows, the rows must be.
+    Of an input that has rows, the rows must be. A large matrix of which there are many products is
+    copied to where lines of the cache begin, too, if lines, or their halves, end with its rows.
     """
     size: Size = array.itemsize
     misplaced: Size = 0
@@ -86,16 +101,25 @@ def copied_bytes(array: Array) -> Size:
         size = product(size, dim)
     if array.lead:
         size = product(size, Given("dim", array.name, 0))
+    if products != 0:
+        address, row = Given("address", array.name), product(array.itemsize, array.dims[-1])
+        shifted = if_equal(product(quotient(address, LINE), LINE), address, 0, 1)
+        fits = if_equal(product(quotient(row, LINE // 2), LINE // 2), row, shifted, 0)
+        large = minimum(quotient(size, LARGE), quotient(products, MANY_PRODUCTS))
+        misplaced = maximum(misplaced, minimum(fits, large))
     return product(misplaced, size)
 
 
-def place_input(kernel: TableReader, step: Step, array: Array, in_order: bool = True) -> Place:
-    """Write where an input is, and its copy if its items have to be in order of memory."""
+def place_input(
+    kernel: TableReader, step: Step, array: Array, in_order: bool = True, products: Size = 0
+) -> Place:
+    """Write where an input is, and its copy if its items have to be in order of memory, or a matrix
+    is multiplied so often that it pays."""
     w, sizes, strides = step.writer, array.dims, array.strides
     place = Place(kernel.data(array.name), array.dtype, sizes, strides)
     if not array.axes or not in_order:
         return place
-    size = copied_bytes(array)
+    size = copied_bytes(array, products)
     part = step.workspace.take(size, pinned=True)
     copy = w.offset(step.space, step.value(part.start))
     own = step.sizes.contiguous_strides(place.itemsize, sizes)
@@ -168,6 +192,20 @@ class ArrayLoop(Loop):
                 lengths.pop(name, None)
         return lengths
 
+    @cached_property
+    def multiplied(self) -> set[str]:
+        """The matrices that are the same for all steps and factors of products."""
+        factors = {x for node in self.order if isinstance(node.op, Dot) for x in node.inputs}
+        factors |= {
+            x.owner.inputs[0] for x in factors if x.owner and isinstance(x.owner.op, DimShuffle)
+        }
+        pairs = zip(self.inner.non_sequences, self.outer.non_sequences, strict=True)
+        return {
+            name
+            for x, name in pairs
+            if x in factors and x.type.ndim == 2 and x.type.dtype in FLOATS
+        }
+
     def has_ring(self, name: str) -> bool:
         if name[0] == "h":
             return super().has_ring(name)
@@ -215,7 +253,10 @@ class ArraysRun(TakesSteps[ArrayLoop]):
             self.given_places: dict[str, Place] = {}
             with self.w.inside(self.body.before):
                 for name in (*loop.outer.sequences, *loop.outer.non_sequences):
-                    self.given_places[name] = place_input(self, self.body, loop.arrays[name])
+                    products = loop.steps if name in loop.multiplied else 0
+                    self.given_places[name] = place_input(
+                        self, self.body, loop.arrays[name], products=products
+                    )
             self.write_loop()
         loop.work = step_work(self.body, loop.graph)
         return self.whole_kernel(register_bytes())

@@ -165,6 +165,8 @@ class InnerLoop:
         if size.kind == "part":
             parts = self.program.parts[: size.axis]
             return total(*(rounded(self.translated(part)) for part in parts))
+        if size.kind == "address":
+            return 1  # of which most memory is asked for
         number = int(size.array.removeprefix("x"))
         if size.kind == "value":
             return self.step.size_of(self.node.inputs[number])

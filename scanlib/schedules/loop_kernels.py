@@ -37,6 +37,7 @@ from scanlib.kernels.arrays.workspace import Place, Workspace
 from scanlib.kernels.compiled import ProgramEntry
 from scanlib.kernels.language import BOOL, FLOAT64, INT64, POINTER, Kernel, Type, Value
 from scanlib.kernels.program import (
+    WORD,
     ArrayType,
     Failure,
     Kernels,
@@ -358,6 +359,8 @@ class TableReader(Generic[T]):
         if size.kind == "part":
             return self.loop.workspace.value(size.axis, self.size_values)
         array = self.loop.arrays[size.array]
+        if size.kind == "address":
+            return self.w.load(INT64, self.out.table, WORD * self.base(array))
         return self.w.cast(self.w.load(Type(array.dtype), self.data(size.array)), "int64")
 
     def value_of(self, size: Size) -> Value:

@@ -7,6 +7,7 @@ import pytest
 
 import scanlib
 from scanlib.kernels.language import INT64, write_function
+from scanlib.kernels.spans import LINE
 from scanlib.schedules.channels import LEAST_BYTES, rows_ahead
 from tests.kernel_interpreter import call
 
@@ -98,3 +99,57 @@ def test_how_many_rows_ahead():
     assert ahead(100_000, 7) == 0  # shorter than what is fetched together
     assert ahead(100_000, 1_025) == 0  # of several pages
     assert ahead(100, 16) == 0  # fits in a cache
+
+
+def at_offset(array, offset):
+    """Return a copy of an array that begins so many bytes behind a line of the cache."""
+    memory = np.empty(array.nbytes + 2 * LINE, np.uint8)
+    first = -memory.ctypes.data % LINE + offset
+    copy = memory[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_matrices_are_multiplied_wherever_they_begin(is_inner, dtype, mode):
+    """Large ones are copied to where lines of the cache begin, unless steps are few; results are
+    the same, bit by bit."""
+    W, x = pt.matrix("W", dtype=dtype), pt.matrix("x", dtype=dtype)
+    h = pt.vector("h", dtype=dtype)
+
+    def network(x, h, W):
+        return pt.tanh(W @ h + x)
+
+    def whole(x, h, W):
+        trace = scanlib.scan(
+            network, sequences=[x], outputs_info=[h], non_sequences=[W], return_updates=False
+        )
+        return trace[-1]
+
+    if is_inner:
+        last = scanlib.scan(
+            lambda h, x, W: whole(x, h, W),
+            outputs_info=[h],
+            non_sequences=[x, W],
+            n_steps=2,
+            return_updates=False,
+        )[-1]
+    else:
+        last = whole(x, h, W)
+    f = pytensor.function([x, h, W], [last, pytensor.grad(last.sum(), W)], mode=mode)
+    for n, steps in ((32, 64), (40, 70), (33, 70), (64, 3)):
+        rng = np.random.default_rng(n)
+        matrix = (rng.normal(size=(n, n)) / n**0.5).astype(dtype)
+        rows, start = rng.normal(size=(steps, n)).astype(dtype), np.zeros(n, dtype)
+        expected = f(rows, start, at_offset(matrix, 0))
+        state = start
+        for row in [*rows, *rows] if is_inner else rows:
+            state = np.tanh(matrix @ state + row)
+        np.testing.assert_allclose(expected[0], state, rtol=1e-3 if dtype == "float32" else 1e-9)
+        for offset in (matrix.itemsize, 16, 32):
+            moved = at_offset(matrix, offset)
+            for found, wanted in zip(f(rows, start, moved), expected, strict=True):
+                np.testing.assert_array_equal(found, wanted)
+            np.testing.assert_array_equal(moved, matrix)

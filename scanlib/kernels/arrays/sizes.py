@@ -22,7 +22,8 @@ from scanlib.kernels.scalars import Number, Scalars, real
 @dataclass(frozen=True)
 class Given:
     """A number of an input, which `array` names: ``"dim"`` or ``"stride"`` (bytes) along an axis,
-    or its ``"value"``; or ``"part"``, where a part of the workspace begins, by its number."""
+    its ``"value"``, or its ``"address"``; or ``"part"``, where a part of the workspace begins, by
+    its number."""
 
     kind: str
     array: str
