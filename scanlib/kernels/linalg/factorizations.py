@@ -22,6 +22,7 @@ from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.spans import sum_of_lanes, walk
 
 NOT_FINITE, SINGULAR = 1, 2  # what `inverse` returns; zero if all is well
+LONG_LINE = 16  # factors of one number of a solution that are multiplied several at once
 
 
 @shared
@@ -103,20 +104,27 @@ def _subtract_line(
     """Subtract products from the item of one column of `x` in row `i`, several at once where both
     factors lie side by side; return the first that is left."""
     factors, first, last = terms
-    lanes = register_bytes() // x.itemsize
-    kind, begin = Type(x.dtype, lanes), w.local(first)
-    is_line = last - first >= 2 * lanes
+    begin, count = w.local(first), (last - first) & -(register_bytes() // x.itemsize)
+    is_line = last - first >= LONG_LINE
     for stride in sized(w, x.row_stride, factors.column_stride):
         is_line &= stride.equals(x.itemsize)
     with w.when(is_line):
-        end, sums = first + ((last - first) & -lanes), w.local(0, kind)
-        line = factors.row(w, i)
-        with w.loop(first, end, lanes) as k:
-            factor, value = (w.load(kind, start, k * x.itemsize) for start in (line, column))
-            w.assign(sums, w.fma(factor, value, w.copy(sums)))
-        w.assign(total, w.copy(total) - sum_of_lanes(w, w.copy(sums)))
-        w.assign(begin, end)
+        line, column = (w.offset(p, first * x.itemsize) for p in (factors.row(w, i), column))
+        (found,) = _product_of_lines(w, line, column, count, dtype=x.dtype)
+        w.assign(total, w.copy(total) - found)
+        w.assign(begin, first + count)
     return w.copy(begin)
+
+
+@shared
+def _product_of_lines(w: Writer, x: Value, y: Value, count: Value, *, dtype: str) -> Value:
+    """Return the sum of products of numbers that fill registers."""
+    kind = Type(dtype, register_bytes() // Type(dtype).itemsize)
+    total = w.local(0, kind)
+    with w.loop(0, count, kind.lanes) as k:
+        one, other = (w.load(kind, start, k * Type(dtype).itemsize) for start in (x, y))
+        w.assign(total, w.fma(one, other, w.copy(total)))
+    return sum_of_lanes(w, w.copy(total))
 
 
 def _counts(kind: Type) -> list[int]:
