@@ -77,6 +77,44 @@ def test_stacks_of_a_state_and_a_row(name, shape, axis):
                 )
 
 
+@pytest.mark.parametrize("row", [(), (3,)])
+@pytest.mark.parametrize("length", [2, None])
+@pytest.mark.parametrize("multiply", ["dot", "turned", "sum"])
+def test_vectors_times_stacks(multiply, length, row):
+    """As in autoregressions; a vector of unknown length may have another, and stays one."""
+    ndim = len(row)
+    e, phi = pt.tensor("e", shape=(None,) * (ndim + 1)), pt.tensor("phi", shape=(length,))
+    start = pt.tensor("start", shape=(None,) * (ndim + 1))
+
+    def step(e, y2, y1, phi):
+        if multiply == "dot":
+            return pt.dot(phi, pt.stack([y1, y2])) + e
+        if multiply == "turned":
+            return pt.dot(pt.stack([y1, y2], axis=-1), phi) + e
+        return (pt.shape_padright(phi, ndim) * pt.stack([y1, y2])).sum(axis=0) + e
+
+    trace = scanlib.scan(
+        step,
+        sequences=[e],
+        outputs_info=[{"initial": start, "taps": [-2, -1]}],
+        non_sequences=[phi],
+        return_updates=False,
+    )
+    f = pytensor.function([e, start, phi], [trace, pytensor.grad(trace.sum(), phi)], mode="NUMBA")
+    ops = [node.op for node in f.maker.fgraph.apply_nodes]
+    assert length is None or any(isinstance(op, ElemwiseScan) for op in ops)
+    values, weights = rng.normal(size=(6, *row)), np.array([0.5, -0.3])
+    past = list(rng.normal(size=(2, *row)))
+    rows, slopes = list(past), [np.zeros((2, *row)) for _ in range(2)]
+    for value in values:
+        rows.append(weights[0] * rows[-1] + weights[1] * rows[-2] + value)
+        own = weights[0] * slopes[-1] + weights[1] * slopes[-2]
+        slopes.append(own + np.array([rows[-2], rows[-3]]))
+    found, derivative = f(values, np.array(past), weights)
+    np.testing.assert_allclose(found, rows[2:])
+    np.testing.assert_allclose(derivative, sum(slopes).reshape(2, -1).sum(axis=1))
+
+
 def test_means_of_small_dtypes_are_added_in_the_dtype_of_the_sum():
     x, h = pt.vector("x", dtype="int8"), pt.scalar("h", dtype="int64")
     trace = scanlib.scan(

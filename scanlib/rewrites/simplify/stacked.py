@@ -1,7 +1,8 @@
 """Stacks of a few arrays that a step reduces: ``max(stack([a, b]), axis=0)`` is ``maximum(a, b)``.
 
-A recurrence that is written so is elementwise, and is recognized without the stack. Elementwise
-operations may stand in between, as in a logarithm of a sum of exponentials.
+A recurrence that is written so is elementwise, and is recognized without the stack; so is the
+autoregression ``phi @ stack([y1, y2])``. Elementwise operations may stand in between, as in a
+logarithm of a sum of exponentials.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.tensor.basic import Join, MakeVector, Split
-from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.math import All, Any, Max, Min, Prod, Sum
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import All, Any, Dot, Max, Min, Prod, Sum
 from pytensor.tensor.shape import Shape
 from pytensor.tensor.subtensor import Subtensor
 
@@ -38,6 +39,28 @@ def reduce_stacked(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     return [pt.cast(reduce(Elemwise(op.scalar_op), terms), out.type.dtype)]
 
 
+@node_rewriter([Dot])
+def multiply_stacked(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Multiply a vector and a stack, array by array, as steps of autoregressions do."""
+    left, right = node.inputs
+    rows = left if left.type.ndim == 2 else left[None]
+    columns = right if right.type.ndim == 2 else right[:, None]
+    if rows.type.shape[0] == 1:
+        stacked = columns.type.shape[1] == 1 or bool(_arrays(columns, 0, MOST_OPERATIONS))
+        products, axis = rows.T * columns, 0
+    else:
+        stacked = columns.type.shape[1] == 1 and bool(_arrays(rows, 1, MOST_OPERATIONS))
+        products, axis = rows * columns.T, 1
+    arrays = _arrays(products, axis, MOST_OPERATIONS) if stacked else []
+    if not arrays:
+        return None
+    found = pt.expand_dims(reduce(pt.add, arrays), axis)
+    for place, side in ((1, right), (0, left)):
+        if side.type.ndim == 1:
+            found = found.squeeze(place)
+    return [found]
+
+
 @node_rewriter([LOG_SUM_EXP or Sum])
 def add_stacked_logs(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Do the same to logarithms of sums where they are an Op."""
@@ -53,7 +76,10 @@ def item_of_stack(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     stacked, index = node.inputs[0], constant_place(node)
     if index is None or len(index) != 1 or not isinstance(index[0], int):
         return None
+    node, count = stacked.owner, stacked.type.shape[0]
     arrays = _arrays(stacked, 0, MOST_OPERATIONS)
+    if not arrays and node is not None and isinstance(node.op, Elemwise) and count is not None:
+        arrays = _elementwise(node, 0, count, {})
     return [arrays[index[0]]] if arrays else None
 
 
@@ -80,7 +106,9 @@ def shape_of_stack(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     return [pt.cast(pt.stack(sizes), "int64")]
 
 
-_stacks = dfs_rewriter(reduce_stacked, add_stacked_logs, item_of_stack, unstack, shape_of_stack)
+_stacks = dfs_rewriter(
+    reduce_stacked, multiply_stacked, add_stacked_logs, item_of_stack, unstack, shape_of_stack
+)
 
 
 def without_stacks(body: FunctionGraph) -> bool:
@@ -106,16 +134,39 @@ def _arrays(stacked: Variable, axis: int, most: int) -> list[Variable]:
         if len(arrays) > MOST_ARRAYS or not is_stack or joined != axis:
             return []
         return [pt.cast(array.squeeze(axis), stacked.type.dtype) for array in arrays]
+    if isinstance(node.op, DimShuffle):
+        return _of_turned(node, axis, most)
     if not isinstance(node.op, Elemwise) or len(node.outputs) > 1:
         return []
-    count = stacked.type.shape[axis]
-    if count is None or count > MOST_ARRAYS:
+    found = {inp: _arrays(inp, axis, most - 1) for inp in node.inputs}
+    counts = {len(arrays) for arrays in found.values() if arrays}
+    return _elementwise(node, axis, counts.pop(), found) if len(counts) == 1 else []
+
+
+def _elementwise(
+    node: Apply, axis: int, count: int, known: dict[Variable, list[Variable]]
+) -> list[Variable]:
+    """Return so many arrays that a node makes along an axis, of those that inputs have; none where
+    the number of an input's is not known."""
+    columns = [known.get(inp) or _items(inp, axis, count) for inp in node.inputs]
+    return [node.op(*row) for row in zip(*columns, strict=True)] if all(columns) else []
+
+
+def _of_turned(node: Apply, axis: int, most: int) -> list[Variable]:
+    """Return the arrays of a stack whose axes change places, or get others beside them."""
+    place, order = node.op.new_order[axis], list(node.op.new_order)
+    if place == "x":
         return []
-    columns: list[list[Variable]] = []
-    for inp in node.inputs:
-        repeats = inp.type.shape[axis] == 1
-        found = [inp.squeeze(axis)] * count if repeats else _arrays(inp, axis, most - 1)
-        if not found:
-            return []
-        columns.append(found)
-    return [node.op(*row) for row in zip(*columns, strict=True)]
+    del order[axis]
+    rest = [other if other == "x" or other < place else other - 1 for other in order]
+    return [array.dimshuffle(rest) for array in _arrays(node.inputs[0], place, most - 1)]
+
+
+def _items(variable: Variable, axis: int, count: int) -> list[Variable]:
+    """Return so many items along an axis, or the one that is repeated; none if their number is not
+    known, which would have to be checked."""
+    if variable.type.shape[axis] == 1:
+        return [variable.squeeze(axis)] * count
+    if variable.type.shape[axis] != count:
+        return []
+    return [variable[(slice(None),) * axis + (k,)] for k in range(count)]
