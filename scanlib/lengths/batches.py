@@ -112,11 +112,8 @@ def behind_the_batch(node: Apply, rank: int) -> tuple[Any, ...] | None:
 def _common_fill(value: Variable, *sizes: Variable, rank: int) -> Variable | None:
     """Return what an array is filled with along the axes behind those of the batch."""
     lead = value.type.ndim - (len(sizes) - rank)
-    if lead > 0:
-        if not all(value.type.broadcastable[:lead]):
-            return None
-        value = value.dimshuffle(*range(lead, value.type.ndim))
-    return pt.alloc(value, *sizes[rank:]) if len(sizes) > rank else value
+    filled = common(value, max(lead, 0))
+    return pt.alloc(filled, *sizes[rank:]) if filled is not None and len(sizes) > rank else filled
 
 
 def whole_batch(node: Apply) -> list[Variable] | None:

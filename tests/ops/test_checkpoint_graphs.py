@@ -132,6 +132,21 @@ def test_batches_of_sequences(checkpoint, python_kernels):
             close(batched, one(value, 0.3))
 
 
+def test_batches_of_batches(python_kernels):
+    """Lengths of a batch are filled with one number, and so are those of a batch of batches."""
+    x, h = pt.vector("x"), pt.scalar("h")
+    trace, _ = scanlib.scan(lambda x, h: pt.tanh(0.5 * h + x), x, h, checkpoint=3)
+    gradients = pytensor.grad(pt.sum(trace**2), [x, h])
+    batch, starts = pt.matrix("batch"), pt.vector("starts")
+    once = vectorize_graph(gradients, {x: batch})
+    together = pytensor.function([batch, starts], vectorize_graph(once, {h: starts}), mode=PLAIN)
+    one = pytensor.function([x, h], gradients, mode=PLAIN)
+    values, firsts = rng.normal(size=(3, 8)), rng.normal(size=2)
+    for first, *rows in zip(firsts, *together(values, firsts), strict=True):
+        for value, *batched in zip(values, *rows, strict=True):
+            close(batched, one(value, first))
+
+
 def test_batches_that_end_early_are_refused():
     start, starts = pt.scalar("start"), pt.vector("starts")
     trace, _ = scanlib.scan(

@@ -29,7 +29,7 @@ from pytensor.scalar.basic import ScalarOp, ScalarType
 from pytensor.tensor.basic import Join, MakeVector, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.shape import Shape, Shape_i
-from pytensor.tensor.subtensor import Subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import TensorType, discrete_dtypes
 
 from scanlib._compat.jax import JAXShapeTuple
@@ -37,7 +37,7 @@ from scanlib.backends.jax.bounded import Length, has_value, known_number
 from scanlib.lengths.known import is_scalar
 
 SAME = (ScalarFromTensor, TensorFromScalar)
-SIDE_BY_SIDE = (CAReduce, DimShuffle, Join, MakeVector, Shape, Subtensor)
+SIDE_BY_SIDE = (CAReduce, DimShuffle, IncSubtensor, Join, MakeVector, Shape, Subtensor)
 ON_NUMBERS = (CheckAndRaise, Elemwise, ScalarOp, Shape_i, *SAME, *SIDE_BY_SIDE)
 NUMBERS = (bool, int, float, np.generic, np.ndarray)
 INF = float("inf")
