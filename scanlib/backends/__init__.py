@@ -3,10 +3,9 @@
 from functools import partial
 from importlib import import_module
 
-# Registers what loads the JAX and PyTorch backends.
-from scanlib.backends import jax_hook, torch_hook  # noqa: F401
+# Registers what loads the JAX and PyTorch backends, and what the C linker's calls.
+from scanlib.backends import c_hook, jax_hook, torch_hook  # noqa: F401
 from scanlib.ops.execution import register_loader
 
 register_loader(partial(import_module, "scanlib.backends.numba"))
-for name in ("thunks", "clusters"):  # the C linker's
-    register_loader(partial(import_module, f"scanlib.backends.handler.{name}"))
+register_loader(partial(import_module, "scanlib.backends.handler.thunks"))  # the C linker's

@@ -60,6 +60,7 @@ def _same_numbers(generator: Variable, place: str | None, is_carried: bool, titl
     label = " ".join(filter(None, [generator.name and f"`{name}`", place and f"({place})"]))
     what, done = f"the generator {label or 'without a name'}", "does not return the next one"
     function = title.partition(" ")[0]
+    draw = f"next_rng, draw = {name}.normal(...)"
     after, where = "return ..., next_rng", "outputs_info"
     if function == "loop":
         after, where = "return (..., next_rng), y", "init"
@@ -74,9 +75,11 @@ def _same_numbers(generator: Variable, place: str | None, is_carried: bool, titl
             done, after = "does not return its update", f"return ..., {{{name}: next_rng}}"
             if not label:  # as distributions of PyMC have
                 after += "  # with PyMC: ..., pymc.pytensorf.collect_default_updates([draw])"
+        elif not label:
+            draw += "  # with PyMC: pymc.Normal.dist(..., rng=rng, return_next_rng=True)"
     if not is_carried and "{" not in after:
         after += f"  # with {name} in {where}"
-    lines = [f"    next_rng, draw = {name}.normal(...)", f"    {after}"]
+    lines = [f"    {draw}", f"    {after}"]
     return (
         f"the step draws from {what} and {done}, so every step would draw the same numbers; write\n"
         + "\n".join(lines)

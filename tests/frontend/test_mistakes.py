@@ -110,6 +110,8 @@ class TestGenerators:
         self.same_numbers(
             lambda h: pt.random.normal(h), "that of a draw without rng=", outputs_info=0.0
         )
+        with pytest.raises(ValueError, match=r"rng=rng, return_next_rng=True\)\n.*rng in init"):
+            scanlib.loop(lambda h, _: (h + pt.random.normal(), None), 0.0, length=3)
 
     @pytest.mark.filterwarnings("ignore::FutureWarning")
     def test_updates_of_an_inner_loop_that_are_dropped(self):

@@ -417,6 +417,23 @@ def test_flag_in_the_environment():
     assert found.stdout.strip() == "True"
 
 
+def test_the_first_loop_of_a_program():
+    """Under the C linker it may be an adopted one: what stands around it is a program, too."""
+    script = """
+import pytensor, pytensor.tensor as pt, scanlib
+x = pt.dvector("x")
+y = pytensor.scan(lambda x, y: 0.5 * y + x, x, pt.zeros(()), return_updates=False)
+with scanlib.enabled():
+    f = pytensor.function([x], pt.exp(y * x).sum() / x.sum(), mode="CVM")
+print(*(type(node.op).__name__ for node in f.maker.fgraph.toposort()))
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    names = set(found.stdout.split())
+    assert names >= {"ElemwiseScan", "KernelGraph"}
+    assert not names & {"Elemwise", "Sum"}
+
+
 def test_loops_that_stay():
     """What is not adopted stays PyTensor's, works, and is explained."""
     x = pt.dvector("x")

@@ -251,6 +251,26 @@ def test_adopted_loops(mode, what):
         assert (by_rows.shape, by_theta.shape) == ((0, 2), (0,))
 
 
+def test_adopted_draws(fast_mode):
+    """A state that is a number, a generator beside it, and coefficients in a vector."""
+    generator = pytensor.shared(np.random.default_rng(1))
+
+    def step(before, last, theta):
+        moved, noise = pt.random.normal(rng=generator).owner.outputs
+        return theta[0] * last + theta[1] * before + noise, {generator: moved}
+
+    first = {"initial": pt.zeros(2), "taps": [-2, -1]}
+    trace, updates = pytensor.scan(step, outputs_info=first, non_sequences=VECTOR, n_steps=5)
+    adopting = fast_mode.including("scanlib_adopt")
+    with pytensor.config.change_flags(on_opt_error="raise"):
+        function = pytensor.function([VECTOR], trace, adopting, updates=updates)
+    noise = np.random.default_rng(1).normal(size=5)
+    expected = [0.0, 0.0]
+    for each in noise:
+        expected.append(0.5 * expected[-1] + 0.1 * expected[-2] + each)
+    assert_same(function([0.5, 0.1]), np.array(expected[2:]))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_other_dtypes(dtype, mode):
     rows, rng = pt.matrix("rows", dtype=dtype), np.random.default_rng(0)

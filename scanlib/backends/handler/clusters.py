@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from itertools import cycle
 
 import numpy as np
-from pytensor.compile.mode import optdb
-from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort_with_orderings
@@ -37,7 +35,6 @@ from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.kernel_graph import KernelGraph
-from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
 from scanlib.schedules.array_loops import graph_program, has_rule
@@ -229,19 +226,6 @@ class _RefusedError(Exception):
     """Nodes, a set of them, turned out to have no kernel."""
 
 
-class GatherAroundLoops(LoopRewrite):
-    """Put one node in the place of those around loops that one program can compute."""
-
-    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
-        ops = [node.op for node in fgraph.apply_nodes]
-        if not any(isinstance(op, LoopOp) for op in ops):
-            return
-        # Branches that are not taken are not computed.
-        if config.scanlib__perform != "auto" or any(isinstance(op, IfElse) for op in ops):
-            return
-        gather(fgraph)
-
-
 def gather(fgraph: FunctionGraph) -> None:
     """Put one node in the place of each cluster of nodes."""
     new: dict[Variable, Variable] = {}
@@ -253,6 +237,3 @@ def gather(fgraph: FunctionGraph) -> None:
         pairs = list(zip(cluster.outputs, outputs, strict=True))
         new.update(pairs)
         fgraph.replace_all_validate(pairs, reason="scanlib_gather")
-
-
-optdb.register("scanlib_gather", GatherAroundLoops(), "fast_run", "cxx_only", position=48.6)

@@ -83,7 +83,8 @@ def items_apart(node: Apply, limited: bool = False) -> Loop | None:
 def _gains(node: Apply, new: Apply) -> bool:
     """Whether steps of a loop may be taken several at once, or small states stay in registers."""
     loop = Loop.from_node(new)
-    if any(part.type.ndim for part in loop.recurrent) and not works_on_numbers(node.op):
+    arrays = any(getattr(part.type, "ndim", 0) for part in loop.recurrent)
+    if arrays and not works_on_numbers(node.op):
         return works_on_numbers(new.op)
     try:
         specialize_elementwise(loop)
