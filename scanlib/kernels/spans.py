@@ -61,6 +61,11 @@ def any_lane(w: Writer, flags: Value) -> Value:
     return over_lanes(w, flags, lambda low, high: low | high)
 
 
+def sum_of_lanes(w: Writer, value: Value) -> Value:
+    """Return the sum of all lanes."""
+    return over_lanes(w, value, added)
+
+
 class Cell:
     """A number in locals, which may be complex."""
 

@@ -354,10 +354,13 @@ def padded_rows(op: PaddedRows, rows: Any, stop: Any, length: Any) -> Any:
     return padded
 
 
-@rule(StepProducts)
-def step_products(op: StepProducts, x: Any, y: Any) -> Any:
-    """Return the products of all steps, or their sum."""
-    return jnp.tensordot(x, y, ((0, 2), (0, 1))) if op.total else jnp.matmul(x, y)
+rule(StepProducts)(
+    lambda op, x, y: jnp.tensordot(x, y, ((0, 2), (0, 1))) if op.total else jnp.matmul(x, y)
+)
+rule(MergeRows)(
+    lambda op, value: jnp.reshape(value, (value.shape[0] * value.shape[1], *value.shape[2:]))
+)
+rule(CheckedConvergence)(lambda op, rows, failed, *numbers: jnp.where(failed, jnp.nan, rows))
 
 
 @jax_funcify.register(TriangularFactor)
@@ -381,12 +384,6 @@ def split_rows(op: SplitRows, value: Any, count: Any, length: Any) -> Any:
     return jnp.reshape(value[: n * size], (n, size, *value.shape[1:]))
 
 
-@rule(MergeRows)
-def merge_rows(op: MergeRows, value: Any) -> Any:
-    """Return segments of rows, one above the other."""
-    return jnp.reshape(value, (value.shape[0] * value.shape[1], *value.shape[2:]))
-
-
 @rule(CheckedValue)
 def checked_value(op: CheckedValue, value: Any, *conditions: Any) -> Any:
     """Return a value; where a condition does not hold, raise if JAX knows it when it compiles, and
@@ -404,9 +401,3 @@ def checked_sizes(op: CheckedSizes, array: Any, steps: Any = None) -> Any:
     """Return an array whose sizes have been checked."""
     sizes = op.larger(array.shape, static_int(array.shape[0] if steps is None else steps))
     return array if sizes is None else jnp.zeros(sizes, array.dtype)
-
-
-@rule(CheckedConvergence)
-def checked_convergence(op: CheckedConvergence, rows: Any, failed: Any, *numbers: Any) -> Any:
-    """Return rows, NaN where iterations have not converged."""
-    return jnp.where(failed, jnp.nan, rows)

@@ -46,7 +46,7 @@ from scanlib.kernels.linalg.semiring_products import Combination, SmallVectors, 
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import NoKernelError, Number, Pair, added, parts_of, real
 from scanlib.kernels.scipy_routines import Routine
-from scanlib.kernels.spans import load_number, over_lanes, store_number
+from scanlib.kernels.spans import load_number, store_number, sum_of_lanes
 
 TINIEST = 4  # rows and columns of products that are unrolled
 LARGEST = 256**3  # multiplications that are not left to BLAS
@@ -341,7 +341,7 @@ class _Product:
                 found: list[Value] = [w.copy(part) for part in own]
                 while len(found) > 1:
                     found = [x + y for x, y in zip(found[::2], found[1::2], strict=True)]
-                totals.append(w.local(over_lanes(w, found[0], added)))
+                totals.append(w.local(sum_of_lanes(w, found[0])))
             self.add_rest(totals, whole, row, places)
             for j, total in zip(numbers, totals, strict=True):
                 w.store(self.c, i * self.c_row + j * self.c_column, w.copy(total))
