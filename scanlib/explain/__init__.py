@@ -23,10 +23,7 @@ from scanlib.explain.explanation import Explanation
 from scanlib.explain.linkers import Setting, linker_name
 from scanlib.explain.loop_reports import explain_nodes
 from scanlib.frontend.trees import variables_of
-from scanlib.ops.loop_rewrite import failures_of
-from scanlib.rewrites.adopt.adopt import AdoptedLoop, adoption_record
-from scanlib.rewrites.simplify.unroll import unrolled_loops
-from scanlib.rewrites.split.split import notes_of
+from scanlib.ops.loop_rewrite import AdoptedLoop, record_of
 
 __all__ = ["AdoptedLoop", "Explanation", "LoopExplanation", "Obstacle", "Part", "explain"]
 
@@ -100,20 +97,23 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
 
 def _explanation(fgraph: FunctionGraph, linker: Any, f: Any = None) -> Explanation:
     """Return the explanation of a graph, which is that of the compiled function `f`, if given."""
-    record = adoption_record(fgraph)
-    adoption = () if record is None else tuple(record.loops)
-    reasons = {loop.name: loop.reason for loop in adoption if loop.reason is not None}
+    record = record_of(fgraph)
+    reasons = {loop.name: loop.reason for loop in record.adopted if loop.reason is not None}
     setting = Setting(linker_name(linker), reasons=reasons).of(fgraph)
     loops = []
     for node, loop in explain_nodes(fgraph.toposort(), setting):
         seconds, whole = _times(f, node) or (None, None)
         share = seconds / whole if seconds is not None and whole else None
         loops.append(replace(loop, seconds=seconds, share=share))
-    source = "graph" if f is None else "compiled function"
-    splits = notes_of(fgraph)
-    failures = [str(failure) for failure in failures_of(fgraph)]
-    unrolled = unrolled_loops(fgraph)
-    return Explanation(loops, source, setting.linker, adoption, splits, failures, unrolled=unrolled)
+    return Explanation(
+        loops,
+        "graph" if f is None else "compiled function",
+        setting.linker,
+        tuple(record.adopted),
+        record.splits,
+        [str(failure) for failure in record.failures],
+        unrolled=record.unrolled,
+    )
 
 
 def _times(f: Any, node: Apply) -> tuple[float, float] | None:

@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from scanlib.explain.data import LoopExplanation, Part
-from scanlib.rewrites.adopt.adopt import AdoptedLoop
+from scanlib.ops.loop_rewrite import AdoptedLoop
 
 WIDTH = 100
 KEY_WIDTH = 12

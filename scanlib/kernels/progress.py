@@ -101,7 +101,4 @@ class Progress:
         return error or KeyboardInterrupt()
 
 
-@cache
-def progress_of(name: str, known: bool) -> Progress:
-    """Return what draws the progress of a loop."""
-    return Progress(name, known)
+progress_of = cache(Progress)  # what draws the progress of a loop

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
@@ -41,21 +42,34 @@ class RewriteFailure(NamedTuple):
         )
 
 
-class FailureRecord(Feature):
-    """The errors in the rewrites of a graph, kept with it for `scanlib.explain`."""
+@dataclass(frozen=True)
+class AdoptedLoop:
+    """What became of a loop of `pytensor.scan`: `reason` is why it stayed, None if it did not."""
 
-    def __init__(self) -> None:
-        self.failures: list[RewriteFailure] = []
-
-
-Record = TypeVar("Record", bound=Feature)
+    name: str
+    reason: str | None = None
 
 
-def record_in(fgraph: FunctionGraph, kind: type[Record]) -> Record:
-    """Return the record of a kind that a graph has, a new one where it has none."""
-    found = next(iter(features(fgraph, kind)), None)
+@dataclass(eq=False)
+class Record(Feature):
+    """What rewrites did to the loops of a graph, kept with it for `scanlib.explain`.
+
+    The loops of `pytensor.scan`, where adoption looked at them; the names of loops that were taken
+    apart, with what is said of them; of those that were written out in the steps of others, these,
+    their own names and numbers of steps; errors.
+    """
+
+    adopted: list[AdoptedLoop] = field(default_factory=list)
+    splits: list[tuple[str, str]] = field(default_factory=list)
+    unrolled: list[tuple[str, str, int]] = field(default_factory=list)
+    failures: list[RewriteFailure] = field(default_factory=list)
+
+
+def record_of(fgraph: FunctionGraph) -> Record:
+    """Return the record of a graph, a new one where it has none."""
+    found = next(iter(features(fgraph, Record)), None)
     if found is None:
-        found = kind()
+        found = Record()
         fgraph.attach_feature(found)
     return found
 
@@ -68,16 +82,11 @@ def holds(graph: AbstractFunctionGraph, is_wanted: Callable[[Apply], bool]) -> b
     )
 
 
-def failures_of(fgraph: FunctionGraph) -> list[RewriteFailure]:
-    """Return the errors in the rewrites of a graph."""
-    return [failure for each in features(fgraph, FailureRecord) for failure in each.failures]
-
-
 def note_failure(fgraph: FunctionGraph, failure: RewriteFailure) -> None:
     """Keep an error with the graph in whose rewrites it occurred."""
-    record = record_in(fgraph, FailureRecord)
-    if failure not in record.failures:
-        record.failures.append(failure)
+    failures = record_of(fgraph).failures
+    if failure not in failures:
+        failures.append(failure)
 
 
 class LoopRewrite(GraphRewriter):

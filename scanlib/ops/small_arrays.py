@@ -280,10 +280,6 @@ def _split(step: _Step, node: Apply) -> list[Items]:
     return np.split(items, np.cumsum(sizes.data)[:-1], axis)
 
 
-def _make_vector(step: _Step, node: Apply) -> list[Items]:
-    return [_cast(np.stack(list(map(step.of, node.inputs))), node.outputs[0].type.dtype)]
-
-
 def _reduce(step: _Step, node: Apply) -> list[Items]:
     op, items, out = node.op, step.of(node.inputs[0]), node.outputs[0]
     axes = range(items.ndim) if op.axis is None else [axis % items.ndim for axis in op.axis]
@@ -293,10 +289,6 @@ def _reduce(step: _Step, node: Apply) -> list[Items]:
     return [_cast(step.fold(Elemwise(op.scalar_op), rows), out.type.dtype)]
 
 
-def _reshape(step: _Step, node: Apply) -> list[Items]:
-    return [step.of(node.inputs[0]).reshape(_sizes(node))]
-
-
 def _specify_shape(step: _Step, node: Apply) -> list[Items]:
     items, shape = step.of(node.inputs[0]), node.outputs[0].type.shape
     if any(size not in (None, own) for size, own in zip(shape, items.shape, strict=True)):
@@ -304,23 +296,10 @@ def _specify_shape(step: _Step, node: Apply) -> list[Items]:
     return [items]
 
 
-def _alloc(step: _Step, node: Apply) -> list[Items]:
-    return [np.broadcast_to(step.of(node.inputs[0]), _sizes(node))]
-
-
 def _shape(step: _Step, node: Apply) -> list[Items]:
     items = np.empty(node.inputs[0].type.ndim, dtype=object)
     items[:] = [pt.constant(size, dtype="int64") for size in step.of(node.inputs[0]).shape]
     return [items]
-
-
-def _shape_i(step: _Step, node: Apply) -> list[Items]:
-    return [_shape(step, node)[0][node.op.i : node.op.i + 1].reshape(())]
-
-
-def _extract_diagonal(step: _Step, node: Apply) -> list[Items]:
-    op = node.op
-    return [np.diagonal(step.of(node.inputs[0]), op.offset, op.axis1, op.axis2)]
 
 
 def _alloc_diagonal(step: _Step, node: Apply) -> list[Items]:
@@ -348,14 +327,18 @@ WAYS: dict[type, Way] = {
     IncSubtensor: _inc_subtensor,
     Join: _join,
     Split: _split,
-    MakeVector: _make_vector,
+    MakeVector: lambda step, node: [
+        _cast(np.stack(list(map(step.of, node.inputs))), node.outputs[0].type.dtype)
+    ],
     CAReduce: _reduce,
-    Reshape: _reshape,
+    Reshape: lambda step, node: [step.of(node.inputs[0]).reshape(_sizes(node))],
     SpecifyShape: _specify_shape,
-    Alloc: _alloc,
+    Alloc: lambda step, node: [np.broadcast_to(step.of(node.inputs[0]), _sizes(node))],
     Shape: _shape,
-    Shape_i: _shape_i,
+    Shape_i: lambda step, node: [_shape(step, node)[0][node.op.i : node.op.i + 1].reshape(())],
     Dot: _dot,
-    ExtractDiag: _extract_diagonal,
+    ExtractDiag: lambda step, node: [
+        np.diagonal(step.of(node.inputs[0]), node.op.offset, node.op.axis1, node.op.axis2)
+    ],
     AllocDiag: _alloc_diagonal,
 }

@@ -18,7 +18,8 @@ from pytensor.tensor.subtensor import IncSubtensor
 
 import scanlib
 from scanlib._compat import is_legacy_scan
-from scanlib.rewrites.adopt.adopt import AdoptLoops, adoption_record
+from scanlib.ops.loop_rewrite import record_of
+from scanlib.rewrites.adopt.adopt import AdoptLoops
 from tests.checks import assert_derivatives, assert_same
 from tests.derivatives import central_gradient
 from tests.legacy_loops import LOOPS, scan
@@ -48,7 +49,7 @@ def variables(case):
 
 def assert_all_adopted(fgraph):
     assert not any(is_legacy_scan(node.op) for node in fgraph.apply_nodes)
-    assert all(loop.reason is None for loop in adoption_record(fgraph).loops)
+    assert all(loop.reason is None for loop in record_of(fgraph).adopted)
 
 
 def is_wide(case):
@@ -463,7 +464,7 @@ def test_loops_that_pytensor_rewrote():
     fgraph = FunctionGraph(outputs=[y[-1]], clone=True)
     MODES["c"].optimizer.rewrite(fgraph)
     AdoptLoops(when_enabled=False).rewrite(fgraph)
-    (loop,) = adoption_record(fgraph).loops
+    (loop,) = record_of(fgraph).adopted
     assert loop.reason is not None
     assert any(is_legacy_scan(node.op) for node in fgraph.apply_nodes)
 

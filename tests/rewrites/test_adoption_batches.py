@@ -11,7 +11,7 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.scan.utils import until
 
 import scanlib
-from scanlib.rewrites.adopt.adopt import adoption_record
+from scanlib.ops.loop_rewrite import record_of
 from scanlib.rewrites.adopt.adopt_batches import Member, is_batch
 from tests.checks import assert_same
 from tests.derivatives import (
@@ -218,7 +218,7 @@ class TestParametersAlone:
         batch = pt.dmatrix("batch")
         outputs = vectorize_graph(y, {x: batch})
         function = pytensor.function([batch], outputs, mode=ADOPTING["py"])
-        (loop,) = adoption_record(function.maker.fgraph).loops
+        (loop,) = record_of(function.maker.fgraph).adopted
         assert "profile" in loop.reason
         np.testing.assert_allclose(function([[1.0, 2.0]]), [[1.0, 2.5]])
 

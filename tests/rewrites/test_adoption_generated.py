@@ -13,7 +13,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scan.utils import until
 
 from scanlib._compat import is_legacy_scan
-from scanlib.rewrites.adopt.adopt import adoption_record
+from scanlib.ops.loop_rewrite import record_of
 from tests.checks import assert_same
 from tests.derivatives import moved, random_directions
 from tests.exploration import MARGIN, explore, half
@@ -44,8 +44,8 @@ def run(inputs, outputs, linker):
     mode = MODES[linker].including("scanlib_adopt")
     with pytensor.config.change_flags(scanlib__perform="python", on_opt_error="raise"):
         f = pytensor.function(list(inputs), outputs, mode=mode, on_unused_input="ignore")
-        record = adoption_record(f.maker.fgraph)
-        assert record is None or all(loop.reason is None for loop in record.loops)
+        record = record_of(f.maker.fgraph)
+        assert all(loop.reason is None for loop in record.adopted)
         arrays = [np.array(value) for value in inputs.values()]
         results = f(*arrays)
     for array, value in zip(arrays, inputs.values(), strict=True):

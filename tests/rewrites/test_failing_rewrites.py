@@ -13,7 +13,7 @@ from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.tensor.elemwise import Elemwise
 
 import scanlib
-from scanlib.ops.loop_rewrite import LoopRewrite, WhereLoopsAre, failures_of
+from scanlib.ops.loop_rewrite import LoopRewrite, WhereLoopsAre, record_of
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt import adopt
@@ -63,7 +63,7 @@ def test_each_rewrite(lenient, monkeypatch, caplog):
         monkeypatch.setattr(rewrite, "rewrite_loops", fail)
         fgraph = FunctionGraph([], [smoothed(pt.constant(ROWS), "walk")], clone=False)
         rewrite.rewrite(fgraph)
-        (failure,) = failures_of(fgraph)
+        (failure,) = record_of(fgraph).failures
         assert (failure.rewrite, failure.loop) == (name, None)
         assert f"{name} left the graph as it was" in caplog.text
         assert "AssertionError: made to fail" in caplog.text
@@ -120,10 +120,10 @@ def test_rewrites_of_nodes(lenient):
     rewrite = WhereLoopsAre(break_down)
     without = FunctionGraph([x], [pt.exp(x)], clone=False)
     rewrite.rewrite(without)
-    assert not failures_of(without)
+    assert not record_of(without).failures
     fgraph = FunctionGraph([x], [pt.exp(smoothed(x, "walk"))], clone=False)
     rewrite.rewrite(fgraph)
-    (failure,) = failures_of(fgraph)
+    (failure,) = record_of(fgraph).failures
     assert (failure.rewrite, failure.loop) == ("WhereLoopsAre", None)
     assert failure.error.endswith("made to fail")
     with pytensor.config.change_flags(on_opt_error="raise"), pytest.raises(AssertionError):

@@ -6,7 +6,7 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.rewrites.adopt.adopt import adoption_record
+from scanlib.ops.loop_rewrite import record_of
 
 # PyMC changes the flags of all C code; other tests' code would be compiled once more for it.
 flags = pytensor.config.gcc__cxxflags
@@ -44,9 +44,9 @@ def test_log_density(build):
             function = model.logp_dlogp_function()
             function.set_extra_values({})
             results.append(function(point))
-        record = adoption_record(function._pytensor_function.maker.fgraph)
-        assert (record is not None) == (on and build not in WITHOUT_LOOP)
-        assert record is None or all(loop.reason is None for loop in record.loops)
+        record = record_of(function._pytensor_function.maker.fgraph)
+        assert bool(record.adopted) == (on and build not in WITHOUT_LOOP)
+        assert all(loop.reason is None for loop in record.adopted)
     (value, gradient), (adopted_value, adopted_gradient) = results
     np.testing.assert_allclose(adopted_value, value, rtol=1e-10)
     np.testing.assert_allclose(adopted_gradient, gradient, rtol=1e-10, atol=1e-10)
@@ -111,7 +111,7 @@ def test_derived_density():
         pm.CustomDist("level", rho, dist=walk, shape=(len(y),), observed=y)
         density = model.compile_logp(vars=model["level"])
         slope = model.compile_dlogp(vars=[rho])
-    assert adoption_record(density.f.maker.fgraph).loops[0].reason is None
+    assert record_of(density.f.maker.fgraph).adopted[0].reason is None
     before = np.concatenate([[0.0], y[:-1]])
     error = y - 0.4 * before
     expected = -0.5 * (error**2 / 0.49 + np.log(2 * np.pi * 0.49)).sum()
@@ -127,8 +127,8 @@ def test_draws_by_rejection():
         with scanlib.enabled(on):
             function = pm.pytensorf.compile([], truncated, random_seed=1)
             drawn.append([function() for _ in range(3)])
-        record = adoption_record(function.maker.fgraph)
-        assert (record is not None) == on
+        record = record_of(function.maker.fgraph)
+        assert bool(record.adopted) == on
     assert np.unique(drawn[1]).size == 15
     np.testing.assert_array_equal(*drawn)
 

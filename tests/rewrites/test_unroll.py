@@ -8,8 +8,8 @@ import pytest
 import scanlib
 from scanlib.ops.errors import SequenceLengthError, StepShapeError
 from scanlib.ops.execution import LoopOp
+from scanlib.ops.loop_rewrite import record_of
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.rewrites.simplify.unroll import unrolled_loops
 from tests.checks import assert_derivatives, assert_same
 from tests.exploration import explore, half
 from tests.nested_loops import (
@@ -99,7 +99,7 @@ def test_such_loops_are_elementwise(fast_mode):
     found = [node.op for node in function.maker.fgraph.apply_nodes if isinstance(node.op, LoopOp)]
     assert len(found) == 2
     assert all(isinstance(op, ElemwiseScan) for op in found)
-    assert ("time", "newton", 5) in unrolled_loops(function.maker.fgraph)
+    assert ("time", "newton", 5) in record_of(function.maker.fgraph).unrolled
 
 
 def test_explain_says_so():

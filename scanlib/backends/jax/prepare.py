@@ -11,7 +11,6 @@ mark as well: PyTensor's fusion would mix them with data.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Variable
@@ -27,6 +26,7 @@ from scanlib._compat import INDEX_WRITES, kept_sizes, thaw_graph
 from scanlib.backends.jax.known_numbers import KnownNumber, may_be_known
 from scanlib.lengths.known import countable_scalars
 from scanlib.lengths.numbers import indices_of
+from scanlib.ops.composites import written_out
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.linker_features import data_in
 from scanlib.ops.row_ops.checked_rows import CheckedSizes
@@ -56,7 +56,7 @@ REASON = "scanlib_prepare_for_jax"
 
 def prepare(fgraph: FunctionGraph) -> None:
     """Mark the numbers that JAX must know when it compiles."""
-    _keep_masks_of_rows(fgraph)
+    _write_where_masks_say(fgraph)
     sizes = kept_sizes(fgraph)
     unmarked = dict(sizes)
     data = data_in(fgraph)
@@ -73,17 +73,13 @@ def prepare(fgraph: FunctionGraph) -> None:
     sizes.update(unmarked)
 
 
-def _keep_masks_of_rows(fgraph: FunctionGraph) -> None:
-    """Have numbers that are written to rows which a mask selects be vectors of one item: PyTensor
-    makes ``where(mask, y, A)`` of numbers, where ``mask[:, None]`` were right."""
+def _write_where_masks_say(fgraph: FunctionGraph) -> None:
+    """Have numbers written where a mask says be choices, as in steps: PyTensor makes
+    ``where(mask, y, A)`` of them, where for rows ``mask[:, None]`` were right."""
     for node in fgraph.toposort():
-        if isinstance(node.op, INDEX_WRITES[1:]) and len(node.inputs) == 3:
-            array, value, mask = node.inputs
-            is_mask = getattr(mask.type, "dtype", None) == "bool" and not value.type.ndim
-            if is_mask and mask.type.ndim < array.type.ndim:
-                op: Any = node.op
-                new = op.make_node(array, value.dimshuffle("x"), mask).outputs[0]
-                fgraph.replace(node.outputs[0], new, reason=REASON)
+        made = written_out(node) if isinstance(node.op, INDEX_WRITES[1:]) else None
+        if made is not None:
+            fgraph.replace_all(zip(node.outputs, made, strict=True), reason=REASON)
 
 
 def _counts(client: Apply, countable: set[Variable]) -> bool:

@@ -283,30 +283,26 @@ def _updated(node: Apply, target: Any, rows: Any, where: slice) -> Any:
 
 
 def _items(node: Apply, plain: Plain, inputs: Inputs) -> Any:
-    """Read or write items at arrays of places, or those that a mask selects: how many is not known,
-    so that rows are read as `Bounded`, and one value is written for all."""
+    """Read or write items at arrays of places, or read those that a mask selects, as `Bounded`: how
+    many they are is not known."""
     refuse(inputs)
     target, *parts = map(number_of, inputs)
-    values: Any = parts.pop(0) if isinstance(node.op, INDEX_WRITES) else None
-    indices = indices_from_subtensor(parts, node.op.idx_list)
+    is_write = isinstance(node.op, INDEX_WRITES)
+    indices = indices_from_subtensor(parts[is_write:], node.op.idx_list)
     mask = next((i for i in indices if isinstance(i, jax.core.Tracer) and i.dtype == bool), None)
     if mask is None:
         return plain(*inputs)
-    target, row_ndim = jnp.asarray(target), np.ndim(target) - mask.ndim
-    many = values is not None and np.ndim(values) > row_ndim and len(values) != 1
-    if many or len(indices) > 1:
+    if is_write or len(indices) > 1:
         raise UnknownLengthError(
             f"JAX does not know when it compiles how many items a mask selects. {MASKED}"
         )
+    target = jnp.asarray(target)
     if mask.shape != target.shape[: mask.ndim]:
         shape = target.shape
         raise IndexError(f"a mask of shape {mask.shape} is no index of an array of {shape}")
-    if values is None:
-        rows = target.reshape((-1, *target.shape[mask.ndim :]))
-        (places,) = jnp.nonzero(mask.reshape(-1), size=len(rows), fill_value=0)
-        return Bounded(rows[places], mask.sum(), CHOSEN)
-    new = values if node.op.set_instead_of_inc else target + values
-    return jnp.where(jnp.expand_dims(mask, range(mask.ndim, target.ndim)), new, target)
+    rows = target.reshape((-1, *target.shape[mask.ndim :]))
+    (places,) = jnp.nonzero(mask.reshape(-1), size=len(rows), fill_value=0)
+    return Bounded(rows[places], mask.sum(), CHOSEN)
 
 
 _RULES: dict[type, Plain] = {
@@ -358,10 +354,13 @@ def padded_rows(op: PaddedRows, rows: Any, stop: Any, length: Any) -> Any:
     return padded
 
 
-@rule(StepProducts)
-def step_products(op: StepProducts, x: Any, y: Any) -> Any:
-    """Return the products of all steps, or their sum."""
-    return jnp.tensordot(x, y, ((0, 2), (0, 1))) if op.total else jnp.matmul(x, y)
+rule(StepProducts)(
+    lambda op, x, y: jnp.tensordot(x, y, ((0, 2), (0, 1))) if op.total else jnp.matmul(x, y)
+)
+rule(MergeRows)(
+    lambda op, value: jnp.reshape(value, (value.shape[0] * value.shape[1], *value.shape[2:]))
+)
+rule(CheckedConvergence)(lambda op, rows, failed, *numbers: jnp.where(failed, jnp.nan, rows))
 
 
 @jax_funcify.register(TriangularFactor)
@@ -385,12 +384,6 @@ def split_rows(op: SplitRows, value: Any, count: Any, length: Any) -> Any:
     return jnp.reshape(value[: n * size], (n, size, *value.shape[1:]))
 
 
-@rule(MergeRows)
-def merge_rows(op: MergeRows, value: Any) -> Any:
-    """Return segments of rows, one above the other."""
-    return jnp.reshape(value, (value.shape[0] * value.shape[1], *value.shape[2:]))
-
-
 @rule(CheckedValue)
 def checked_value(op: CheckedValue, value: Any, *conditions: Any) -> Any:
     """Return a value; where a condition does not hold, raise if JAX knows it when it compiles, and
@@ -408,9 +401,3 @@ def checked_sizes(op: CheckedSizes, array: Any, steps: Any = None) -> Any:
     """Return an array whose sizes have been checked."""
     sizes = op.larger(array.shape, static_int(array.shape[0] if steps is None else steps))
     return array if sizes is None else jnp.zeros(sizes, array.dtype)
-
-
-@rule(CheckedConvergence)
-def checked_convergence(op: CheckedConvergence, rows: Any, failed: Any, *numbers: Any) -> Any:
-    """Return rows, NaN where iterations have not converged."""
-    return jnp.where(failed, jnp.nan, rows)

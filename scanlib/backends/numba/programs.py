@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 from scanlib._compat.numba import RETCODE_EXC, cgutils, impl_ret_new_ref, new_array_of
 from scanlib.backends.handler.programs import registered
 from scanlib.backends.handler.thunks import COMPILED
-from scanlib.kernels.program import ArrayType, LoopProgram
+from scanlib.kernels.program import LoopProgram
 from scanlib.source_keys import source_key
 
 BYTES = ir.IntType(8).as_pointer()
@@ -30,7 +30,7 @@ def call_program(program: LoopProgram, numbers: bool = False) -> tuple[Any, str]
     arrays or as `numbers`, and its key. Each process that runs such code has to make it."""
     key = registered(program)
     inputs, items = (
-        [_number_type(own) for own in some]
+        [numba.from_dtype(np.dtype(own.dtype)) for own in some]
         for some in (program.inputs, [output.type for output in program.outputs])
     )
     results = [
@@ -62,10 +62,6 @@ def call_program(program: LoopProgram, numbers: bool = False) -> tuple[Any, str]
 
     identity = f"{__name__} {source_key()} {key} {numbers}"
     return call, sha256(identity.encode()).hexdigest()  # part of the names of files
-
-
-def _number_type(kind: ArrayType) -> Any:
-    return numba.from_dtype(np.dtype(kind.dtype))
 
 
 def _place(context: Any, builder: Any, kind: Any, item: Any) -> Any:

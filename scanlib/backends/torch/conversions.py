@@ -320,10 +320,9 @@ def padded_rows(op: PaddedRows, rows: Any, stop: Any, length: Any) -> Any:
     return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))]) if missing else rows
 
 
-@function_for(StepProducts)
-def step_products(op: StepProducts, x: Any, y: Any) -> Any:
-    """Return the products of all steps, or their sum."""
-    return torch.tensordot(x, y, dims=([0, 2], [0, 1])) if op.total else torch.matmul(x, y)
+function_for(StepProducts)(
+    lambda op, x, y: torch.tensordot(x, y, ([0, 2], [0, 1])) if op.total else torch.matmul(x, y)
+)
 
 
 @function_for(CheckedConvergence)

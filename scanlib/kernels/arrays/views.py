@@ -81,14 +81,10 @@ RESHAPED = "cannot reshape array of size {} into "
 # Numbers
 
 
-@rule(TensorFromScalar, ScalarFromTensor, DeepCopyOp)
-def write_same(step: Step, node: Apply) -> None:
-    step.alias(node.outputs[0], node.inputs[0])
-
-
-@rule(ScalarOp)
-def write_scalar(step: Step, node: Apply) -> None:
-    write_numbers(step, node, node)
+rule(TensorFromScalar, ScalarFromTensor, DeepCopyOp)(
+    lambda step, node: step.alias(node.outputs[0], node.inputs[0])
+)
+rule(ScalarOp)(lambda step, node: write_numbers(step, node, node))
 
 
 @rule(Shape_i)

@@ -241,9 +241,7 @@ def _terms(w: Writer, x: Number, y: Number, dtype: str) -> list[list[tuple[Value
     return [[(w.cast(real(x), dtype), w.cast(real(y), dtype))]]
 
 
-@shared
-def _plain_product(w: Writer, a: Matrix, b: Matrix, out: Matrix) -> None:
-    write_product(w, a, b, out)
+_plain_product = shared(write_product)
 
 
 # Products of any size

@@ -3,7 +3,7 @@
 It comes before PyTensor's own rewrites of scans, which know nothing of canonical loops and leave
 buffers behind that no longer say what they are. Gradients taken over a loop of `pytensor.scan`
 are loops of its own too, so they are adopted in the same way; so are loops inside the steps of
-others. A loop that cannot be adopted stays as it is, and `AdoptionRecord` remembers why.
+others. A loop that cannot be adopted stays as it is, and the record of the graph says why.
 
 PyTensor's node is applied to the number of steps, sequences in the order in which they are read,
 and buffers that hold initial rows and have room for all results; it returns the buffers filled.
@@ -25,7 +25,6 @@ while condition        `stop`
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -34,7 +33,7 @@ import pytensor.tensor as pt
 from pytensor.compile.mode import get_mode, optdb, predefined_modes, predefined_optimizers
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.features import Feature, ReplaceValidate
+from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
@@ -42,14 +41,14 @@ from pytensor.tensor.basic import join
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib._compat import features, is_legacy_scan, thaw_graph
+from scanlib._compat import is_legacy_scan, thaw_graph
 from scanlib.lengths.arrays import Lengths, joined_parts, slice_of
 from scanlib.lengths.forms import LengthForm, Symbol, number
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.counted_rows import read_counted_rows
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, Sequence, State
-from scanlib.ops.loop_rewrite import LoopRewrite, RewriteFailure, holds, record_in
+from scanlib.ops.loop_rewrite import AdoptedLoop, LoopRewrite, RewriteFailure, holds, record_of
 from scanlib.ops.row_ops.triangular import returns_other_shapes
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt.adopt_batches import adopt_batches, is_batch
@@ -363,40 +362,9 @@ _TAGS_OF_MODES = {
 } - {"unsafe"}
 
 
-@dataclass(frozen=True)
-class AdoptedLoop:
-    """What became of a loop of `pytensor.scan`: `reason` is why it stayed, None if it did not."""
-
-    name: str
-    reason: str | None = None
-
-
-@dataclass(eq=False)
-class AdoptionRecord(Feature):
-    """What adoption did in a graph, kept with the graph for `scanlib.explain`."""
-
-    loops: list[AdoptedLoop] = field(default_factory=list)
-
-    def note(self, op: object, reason: str | None = None) -> None:
-        """Remember what became of a loop: `reason` is why it stayed, None if it did not."""
-        entry = AdoptedLoop(legacy_name(op), reason)
-        if reason is None or entry not in self.loops:
-            self.loops.append(entry)
-
-    def note_failure(self, fgraph: FunctionGraph, failure: RewriteFailure) -> None:
-        """Remember that a loop stayed because adoption failed."""
-        reason = f"of an error in scanlib, which is worth a report: {failure.error}"
-        self.loops.append(AdoptedLoop(loop_name(failure.loop) or "loop", reason))
-
-
 def legacy_name(op: object) -> str:
     """Return the name by which explanations call a loop of `pytensor.scan`."""
     return loop_name(getattr(op, "name", None)) or "loop"
-
-
-def adoption_record(fgraph: FunctionGraph) -> AdoptionRecord | None:
-    """Return what adoption did in a graph, None if it did not look at it."""
-    return next(iter(features(fgraph, AdoptionRecord)), None)
 
 
 class AdoptLoops(LoopRewrite):
@@ -411,10 +379,15 @@ class AdoptLoops(LoopRewrite):
             return
         if not holds(fgraph, _is_legacy):
             return
-        self.adopt_all(fgraph, record_in(fgraph, AdoptionRecord))
+        self.adopt_all(fgraph, record_of(fgraph).adopted)
 
-    def adopt_all(self, fgraph: FunctionGraph, record: AdoptionRecord) -> None:
-        """Adopt the loops of a graph, in the order in which they are computed."""
+    def adopt_all(self, fgraph: FunctionGraph, record: list[AdoptedLoop]) -> None:
+        """Adopt the loops of a graph, in the order in which they are computed; what becomes of each
+        is added to a record."""
+
+        def failed(graph: FunctionGraph, failure: RewriteFailure) -> None:
+            reason = f"of an error in scanlib, which is worth a report: {failure.error}"
+            record.append(AdoptedLoop(loop_name(failure.loop) or "loop", reason))
 
         def inside(body: FunctionGraph) -> None:
             if holds(body, _is_legacy):
@@ -430,15 +403,16 @@ class AdoptLoops(LoopRewrite):
             if node not in fgraph.apply_nodes:
                 continue
             if is_legacy_scan(node.op):
-                with self.attempt(fgraph, node, record.note_failure):
+                with self.attempt(fgraph, node, failed):
                     Lengths(known=known).learn_from(node.inputs, visited)
                     try:
                         replacements = Adoption(fgraph, node, inside, known).replacements()
                     except NotAdoptableError as error:
-                        record.note(node.op, str(error))
+                        left = AdoptedLoop(legacy_name(node.op), str(error))
+                        record += [left] if left not in record else []
                         continue
                     replace(fgraph, replacements, "scanlib_adopt")
-                    record.note(node.op)
+                    record.append(AdoptedLoop(legacy_name(node.op)))
             elif isinstance(node.op, Scan) and holds(node.op.body, _is_legacy):
                 with self.attempt(fgraph, node):
                     replace(fgraph, rewrite_step(node, inside), "scanlib_adopt")

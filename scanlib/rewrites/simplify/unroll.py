@@ -16,19 +16,17 @@ from math import prod
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import Subtensor
 
-from scanlib._compat import features
 from scanlib.lengths.numbers import constant_place
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.graph import conform, is_cheap, is_tensor, lifted_row, substitute
 from scanlib.ops.loop import Loop, State
-from scanlib.ops.loop_rewrite import record_in
+from scanlib.ops.loop_rewrite import record_of
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import LoopEdit
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite
@@ -41,19 +39,6 @@ MOST_STEPS, MOST_OPERATIONS = 16, 400
 MOST_PRODUCTS, MOST_ITEMS = 256, 16
 
 
-class UnrollRecord(Feature):
-    """The loops that were written out in the steps of a graph's loops: in which, their names and
-    numbers of steps."""
-
-    def __init__(self) -> None:
-        self.loops: list[tuple[str, str, int]] = []
-
-
-def unrolled_loops(fgraph: FunctionGraph) -> list[tuple[str, str, int]]:
-    """Return which loops were written out, as an `UnrollRecord` has them."""
-    return [loop for record in features(fgraph, UnrollRecord) for loop in record.loops]
-
-
 def unroll_inner_loops(edit: LoopEdit) -> None:
     """Write out the loops of a step, if that leaves none.
 
@@ -64,7 +49,7 @@ def unroll_inner_loops(edit: LoopEdit) -> None:
         return
     canonicalize_body(edit.loop)
     edit.changed = True
-    outer, known = edit.loop.name or "loop", record_in(edit.fgraph, UnrollRecord).loops
+    outer, known = edit.loop.name or "loop", record_of(edit.fgraph).unrolled
     for node in found:
         steps = node.op.steps_of(node).known()
         known.append((outer, node.op.name or "inner loop", steps))

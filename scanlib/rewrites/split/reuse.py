@@ -269,7 +269,7 @@ def _store(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     rows = [part.row for part in target.sequences]
     read = set(ancestors(target.body_outputs(), blockers=[*chosen, *rows]))
     unread = [part for part in target.sequences if part.row not in read]
-    if not _saves_bytes(source, chosen, unread):
+    if not _saves_bytes(chosen, unread):
         return None
     _forget_histories(fgraph, maker, source, reader, [part.outer for part in unread])
 
@@ -311,7 +311,7 @@ def _choices(
     }
 
 
-def _saves_bytes(source: Loop, chosen: dict[Variable, Variable], unread: list[Sequence]) -> bool:
+def _saves_bytes(chosen: dict[Variable, Variable], unread: list[Sequence]) -> bool:
     """Whether fewer bytes are read than the truth values take, which are written and read."""
     kinds = {value.type.broadcastable for value in chosen}
     if len(kinds) > 1 or any(isinstance(twin, Constant) for twin in chosen.values()):

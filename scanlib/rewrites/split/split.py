@@ -24,17 +24,15 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import graph_inputs, toposort
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
-from scanlib._compat import features
 from scanlib.lengths.known import countable_scalars
 from scanlib.ops.graph import is_outer_product
 from scanlib.ops.linker_features import needs_known_lengths
 from scanlib.ops.loop import Loop, Output, Part, Sequence, State, past_rows
-from scanlib.ops.loop_rewrite import LoopRewrite, record_in
+from scanlib.ops.loop_rewrite import LoopRewrite, record_of
 from scanlib.ops.row_ops.checked_rows import CheckedValue
 from scanlib.rewrites.edit import Detached, detach, replace
 from scanlib.rewrites.lower.canonical_loop import canonical_loop, sizes_from_outside
@@ -43,18 +41,6 @@ from scanlib.rewrites.lower.lower_linear import LowerLinearLoops
 from scanlib.rewrites.over_time.peel import OverTime
 from scanlib.rewrites.simplify.last_rows import is_loop
 from scanlib.rewrites.split.split_parts import SplitParts
-
-
-class SplitRecord(Feature):
-    """What splitting did to the loops of a graph: their names, with what is said of them."""
-
-    def __init__(self) -> None:
-        self.notes: list[tuple[str, str]] = []
-
-
-def notes_of(fgraph: FunctionGraph) -> list[tuple[str, str]]:
-    """Return what splitting did to the loops of a graph, in the order in which it did."""
-    return [note for record in features(fgraph, SplitRecord) for note in record.notes]
 
 
 def _note(parts: SplitParts, remains: bool) -> str:
@@ -103,7 +89,7 @@ class SplitLoops(LoopRewrite):
         pairs = zip(node.outputs, new, strict=True)
         made = {old: value for old, value in pairs if value is not None}
         replace(fgraph, made, "scanlib_split")
-        record_in(fgraph, SplitRecord).notes.append(note)
+        record_of(fgraph).splits.append(note)
         for part in [n for n in fgraph.apply_nodes if is_loop(n) and n not in before]:
             LowerLinearLoops.lower(fgraph, part) or LowerElementwiseLoops.lower(fgraph, part)
 
