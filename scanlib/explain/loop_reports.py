@@ -163,7 +163,7 @@ def _scan(node: Apply, loop: Loop, setting: Setting) -> Report:
     if (items := _but_for_items(node, setting)) is not None:
         grade = {key: items.pop(key) for key in ("grade", "because", "action")}
         return recurrences, items | setting.running(node, order, grade)
-    obstacles, nouns = obstacles_of(node)
+    obstacles, nouns = obstacles_of(node, setting.rewrites)
     running = setting.running(node, order, _grade_general(obstacles, nouns))
     if is_newton(node.op):
         running |= _grade_newton(constant_integer(loop.n_steps))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from pytensor.configdefaults import config
@@ -88,8 +88,9 @@ _OWN = Work(
 )
 
 
-def obstacles_of(node: Apply) -> tuple[list[Obstacle], list[str]]:
-    """Return why a `Scan` was not lowered, and nouns for what its steps consist of."""
+def obstacles_of(node: Apply, rewrites: Collection[str | None]) -> tuple[list[Obstacle], list[str]]:
+    """Return why a `Scan` was not lowered, and nouns for what its steps consist of. `rewrites` are
+    those that went through the function's loops."""
     apart, again = items_apart(node), Loop.from_node(node)
     loop = Loop.from_node(node) if apart is None else apart
     for own in (loop, again):
@@ -104,23 +105,27 @@ def obstacles_of(node: Apply) -> tuple[list[Obstacle], list[str]]:
         if apart is not None and items_apart(node, limited=True) is None:
             return [Obstacle(None, _MANY_ITEMS)], nouns
         rewrite = "elementwise" if apart is None else "items"
-        return [_left_out(rewrite, "scanlib__lower", config.scanlib__lower)], nouns
+        return [_not_applied(rewrite, "scanlib__lower", rewrites)], nouns
     linear = explain_linear(again.apply().node)
     if linear is None:
-        return [_left_out("linear", "scanlib__linear", config.scanlib__linear)], nouns
+        return [_not_applied("linear", "scanlib__linear", rewrites)], nouns
     return [*obstacles, Obstacle(None, f"no matrix recurrence either: {linear}")], nouns
 
 
-def _left_out(rewrite: str, flag: str, value: bool) -> Obstacle:
+def _not_applied(rewrite: str, flag: str, rewrites: Collection[str | None]) -> Obstacle:
     """Return why a rewrite that fits a loop was not applied to it."""
-    if not value:
+    if not getattr(config, flag):
         reason = f"lowering is switched off: the flag {flag} is False"
         return Obstacle(None, reason, f"set the flag {flag} to True")
-    reason = (
-        f"the mode leaves out the rewrite scanlib_{rewrite} (FAST_COMPILE does), or the flag "
-        f"{flag} was False when the function was compiled"
+    name = f"scanlib_{rewrite}"
+    if name not in rewrites:
+        reason = f"the mode leaves out the rewrite {name} (FAST_COMPILE does)"
+        return Obstacle(None, reason, "compile in the default mode")
+    return Obstacle(
+        None,
+        f"the loop was of another form when the rewrite {name} ran (its step held a loop, for "
+        f"example), or the flag {flag} was False when the function was compiled",
     )
-    return Obstacle(None, reason, "compile in the default mode")
 
 
 def work_of(op: Op) -> Work:

@@ -48,6 +48,13 @@ class FailureRecord(Feature):
         self.failures: list[RewriteFailure] = []
 
 
+class RewriteRecord(Feature):
+    """The names of the rewrites that went through the loops of a graph, to lower them."""
+
+    def __init__(self) -> None:
+        self.names: set[str | None] = set()
+
+
 Record = TypeVar("Record", bound=Feature)
 
 
@@ -71,6 +78,11 @@ def holds(graph: AbstractFunctionGraph, is_wanted: Callable[[Apply], bool]) -> b
 def failures_of(fgraph: FunctionGraph) -> list[RewriteFailure]:
     """Return the errors in the rewrites of a graph."""
     return [failure for each in features(fgraph, FailureRecord) for failure in each.failures]
+
+
+def rewrites_of(fgraph: FunctionGraph) -> frozenset[str | None]:
+    """Return the names of the rewrites that went through the loops of a graph, to lower them."""
+    return frozenset(name for each in features(fgraph, RewriteRecord) for name in each.names)
 
 
 def note_failure(fgraph: FunctionGraph, failure: RewriteFailure) -> None:
@@ -134,7 +146,10 @@ class LowersLoops(LoopRewrite):
     """Rewrites that replace loops one by one; subclasses write `lower`."""
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
-        for node in [node for node in fgraph.toposort() if isinstance(node.op, Scan)]:
+        loops = [node for node in fgraph.toposort() if isinstance(node.op, Scan)]
+        if loops:
+            record_in(fgraph, RewriteRecord).names.add(self.name)
+        for node in loops:
             with self.attempt(fgraph, node):
                 self.lower(fgraph, node)
 

@@ -265,3 +265,22 @@ def test_items_of_rows_that_stay():
     (loop,) = scanlib.explain(pytensor.function([rows], few, mode="FAST_COMPILE")).loops
     assert "leaves out the rewrite scanlib_items" in loop.because
     assert explain_one(few).part("rows[:, 1]").shape == ()
+
+
+def test_a_loop_that_becomes_linear_late():
+    """Its step held a loop, which had nothing to compute: no mode has left the rewrite out."""
+    X = pt.dmatrix("X")
+
+    def row_sum(total, row):
+        total, _ = scanlib.loop(lambda c, v: (c + v, None), total, row)
+        return total, total
+
+    _, totals = scanlib.loop(row_sum, 0.0, X)
+    gradient = pytensor.grad(totals.sum(), X)
+    loop = explain_one(gradient)
+    assert "the loop was of another form when the rewrite scanlib_linear ran" in loop.because
+    assert "leaves out" not in loop.because
+    assert "compile" not in loop.action
+    with pytensor.config.change_flags(scanlib__linear=False):
+        loop = explain_one(gradient)
+    assert loop.action == "set the flag scanlib__linear to True"
