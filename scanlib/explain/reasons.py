@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+import numpy as np
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
-from pytensor.graph.traversal import walk
-from pytensor.tensor.basic import Alloc
+from pytensor.graph.traversal import ancestors, walk
+from pytensor.tensor.basic import Alloc, ARange
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import IncSubtensor
 
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.analysis.scalar_values import FOLLOWED
@@ -78,6 +80,12 @@ _WORKS = (
         modules=tuple(f"pytensor.tensor.{name}linalg" for name in ("", "_", "s", "n")),
     ),
     Work("sparse matrices", "works on a sparse matrix", modules=("pytensor.sparse",)),
+)
+_STACK = (
+    "return what each step writes, as the y of scanlib.loop, in place of writing it into an array "
+    "at the step's own place: outputs are stacked over time, and what later steps read of them is "
+    "the carry, with scanlib.lags of several steps back (a gradient keeps the carry of every step, "
+    "here the whole array)"
 )
 _SUM = Work("sums over a row", "reduces along an axis")
 _LOOP = Work("an inner loop", "runs an inner loop")
@@ -159,14 +167,30 @@ def _unfollowed(loop: Loop) -> tuple[list[str], list[Obstacle]]:
     for work, users in found.items():
         variable = next(iter(users))
         titles = list(dict.fromkeys(title for own in users.values() for title in own))
-        obstacles.append(
-            Obstacle(
-                listed(titles, MAX_OPERANDS),
-                f"{work.does} ({written.value(variable)})",
-                work.action,
-            )
-        )
+        action = _STACK if any(_is_row_of_step(loop, own) for own in users) else work.action
+        text = f"{work.does} ({written.value(variable)})"
+        obstacles.append(Obstacle(listed(titles, MAX_OPERANDS), text, action))
     return [work.noun for work in found], obstacles
+
+
+def _is_row_of_step(loop: Loop, variable: Variable) -> bool:
+    """Whether a step puts a value into an array at the place that the number of the step says."""
+    node = variable.owner
+    if not isinstance(node.op, IncSubtensor) or not node.op.set_instead_of_inc:
+        return False
+    read = set(ancestors(node.inputs[2:]))
+    states = {tap for state in loop.states for tap in state.taps.values()}
+    states |= {carry.value for carry in loop.carries}
+    return not read & states and any(
+        sequence.row in read and _counts(sequence.outer) for sequence in loop.sequences
+    )
+
+
+def _counts(variable: Variable) -> bool:
+    """Whether rows are numbers that follow one another."""
+    if isinstance(variable, Constant):
+        return bool(np.all(np.diff(variable.data, axis=0) == 1))
+    return variable.owner is not None and isinstance(variable.owner.op, ARange)
 
 
 def _reached(result: Variable) -> Iterable[Variable]:

@@ -284,3 +284,24 @@ def test_a_loop_that_becomes_linear_late():
     with pytensor.config.change_flags(scanlib__linear=False):
         loop = explain_one(gradient)
     assert loop.action == "set the flag scanlib__linear to True"
+
+
+@pytest.mark.parametrize(
+    "write, is_row",
+    [
+        (lambda out, t, k: out[t].set(0.9 * out[t - 1]), True),
+        (lambda out, t, k: out[t + 1].set(pt.sin(out[t])), True),
+        (lambda out, t, k: out[k].set(pt.sin(out[t])), False),
+        (lambda out, t, k: out[t].inc(pt.sin(out[0])), False),
+    ],
+    ids=["row", "row_ahead", "place_in_data", "sum"],
+)
+def test_rows_that_are_written_into_a_state(write, is_row):
+    """They are outputs; a table is none."""
+    out, k = pt.dvector("out"), pt.lvector("k")
+    rows = pt.arange(1, out.shape[0] - 1)
+    last, _ = scanlib.loop(lambda out, v: (write(out, *v), None), out, (rows, k))
+    action = explain_one(last).action
+    assert action.startswith("return what each step writes, as the y") == is_row
+    if not is_row:
+        assert action.startswith("nothing")
