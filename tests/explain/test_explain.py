@@ -305,3 +305,11 @@ def test_rows_that_are_written_into_a_state(write, is_row):
     assert action.startswith("return what each step writes, as the y") == is_row
     if not is_row:
         assert action.startswith("nothing")
+
+
+def test_a_map_reads_no_step_before():
+    series = pt.dmatrix("series")
+    loop = explain_one(
+        scanlib.map(lambda row: scan(lambda v, h: pt.sin(h) + v, row, 0.0), series)[0]
+    )
+    assert loop.because == "each step does indexing and an inner loop by itself"
