@@ -230,7 +230,9 @@ def _instead(error: Exception) -> str:
     if frame.f_globals.get("__name__", "").startswith("scanlib."):  # it says so itself
         return ""
     advice = (text for pattern, text in _INSTEAD.items() if re.match(pattern, str(error)))
-    return next(advice, _OTHER_PACKAGES * isinstance(error, TypeError))
+    package = frame.f_globals.get("__name__", "").split(".")[0]
+    is_other = isinstance(error, TypeError) or package in ("jax", "numpy", "scipy", "torch")
+    return next(advice, _OTHER_PACKAGES * is_other)
 
 
 def _with_types(text: str, argument: Any) -> str:

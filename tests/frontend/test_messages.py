@@ -211,6 +211,7 @@ def test_the_note_says_how_vectors_are_taken_apart(walk):
         (lambda v, h: operator.setitem(h, 0, v), "write h = h[i].set(v) in place of h[i] = v"),
         (lambda v, h: h.at[0].set(v), "write h = h[i].set(v) in place of h[i] = v and h.at[i]"),
         (lambda v, h: scipy.special.expit(h), "Functions of NumPy, SciPy, JAX and PyTorch know no"),
+        (lambda v, h: np.linalg.inv(h), "Functions of NumPy, SciPy, JAX and PyTorch know no"),
     ],
 )
 def test_the_note_says_what_stands_for_python(wrong, advice):
