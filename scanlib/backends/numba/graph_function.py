@@ -113,7 +113,7 @@ class GraphWriter:
         def failed(number: int, values: dict[str, Any]) -> None:
             node = self.lines[number].node
             names = [self.names.get(v) or self.lengths.get(v) for v in node.inputs]
-            fail(node, [[values.get(name, scope.get(name))] for name in names])
+            fail(node, [[values.get(name, scope.get(name))] for name in map(str, names)])
 
         scope["failed"] = failed
         for letter, cells in (("i", inputs), ("o", outputs)):
