@@ -292,3 +292,10 @@ def features(fgraph: FunctionGraph, kind: type[F]) -> list[F]:
     """Return the features of a kind that are attached to a graph, which has no public list."""
     attached = getattr(fgraph, "_features", ())  # none of a frozen graph
     return [feature for feature in attached if isinstance(feature, kind)]
+
+
+def function_inside(f: Any) -> Any:
+    """Return the compiled function in what a PyMC model compiles (`compile_logp`,
+    `logp_dlogp_function`), which keeps it under names that are not public; all else as it is."""
+    inside = getattr(f, "f", None) or getattr(f, "_pytensor_function", None)
+    return inside if hasattr(inside, "maker") else f

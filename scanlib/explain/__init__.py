@@ -18,6 +18,7 @@ from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 
+from scanlib._compat import function_inside
 from scanlib.explain.data import LoopExplanation, Obstacle, Part
 from scanlib.explain.explanation import Explanation
 from scanlib.explain.linkers import Setting, linker_name
@@ -34,10 +35,10 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
     Parameters
     ----------
     f : compiled function, or tree of variable
-        What `pytensor.function` or `scanlib.shard` returned, or the outputs of a graph, such as
-        what `scanlib.loop` returned. A graph is
-        copied and rewritten as `pytensor.function` would do with these outputs; nothing is
-        compiled, and the graph itself stays as it is.
+        What `pytensor.function`, `scanlib.shard`, or `compile_dlogp` of a PyMC model returned, or
+        the outputs of a graph, such as what `scanlib.loop` returned. A graph is copied and
+        rewritten as `pytensor.function` would do with these outputs; nothing is compiled, and the
+        graph itself stays as it is.
     mode : str or Mode, optional
         For a graph, the mode whose rewrites are run; PyTensor's default mode if not given.
 
@@ -78,6 +79,7 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
     """
     if hasattr(f, "describe") and hasattr(f, "function"):  # of `shard`, whose module needs JAX
         return replace(explain(f.function, mode), devices=tuple(f.describe().splitlines()))
+    f = function_inside(f)
     fgraph = getattr(getattr(f, "maker", None), "fgraph", None)
     if isinstance(fgraph, FunctionGraph):
         if mode is not None:
@@ -86,11 +88,10 @@ def explain(f: Any, mode: str | Mode | None = None) -> Explanation:
                 "leave mode out, or pass the function's outputs as variables"
             )
         return _explanation(fgraph, f.maker.linker, f)
-    outputs = variables_of(
-        f,
-        "explain: f must be a compiled pytensor.function",
-        "; compile it with pytensor.function, or pass its symbolic result" * callable(f),
-    )
+    advice = "; compile it with pytensor.function, or pass its symbolic result" * callable(f)
+    if hasattr(f, "compile_dlogp"):
+        advice = "; pass what its compile_logp() or compile_dlogp() returns"
+    outputs = variables_of(f, "explain: f must be a compiled pytensor.function", advice)
     resolved = get_mode(mode)
     return _explanation(_rewritten(outputs, resolved), resolved.linker)
 
@@ -99,7 +100,8 @@ def _explanation(fgraph: FunctionGraph, linker: Any, f: Any = None) -> Explanati
     """Return the explanation of a graph, which is that of the compiled function `f`, if given."""
     record = record_of(fgraph)
     reasons = {loop.name: loop.reason for loop in record.adopted if loop.reason is not None}
-    setting = Setting(linker_name(linker), reasons=reasons).of(fgraph)
+    lowered_by = frozenset(record.lowered_by)
+    setting = Setting(linker_name(linker), lowered_by, reasons=reasons).of(fgraph)
     loops = []
     for node, loop in explain_nodes(fgraph.toposort(), setting):
         seconds, whole = _times(f, node) or (None, None)

@@ -60,11 +60,12 @@ _STEP_BY_STEP = (
 
 @dataclass(frozen=True)
 class Setting:
-    """Where loops were found: `inside` which Op, `reasons` why loops of `pytensor.scan` were not
-    adopted, by name; of the loops that are `unknown` JAX does not know the number of steps when it
-    compiles."""
+    """Where loops were found: `inside` which Op, in a graph that some `rewrites` went through;
+    `reasons` why loops of `pytensor.scan` were not adopted, by name; of the loops that are
+    `unknown` JAX does not know the number of steps when it compiles."""
 
     linker: str
+    rewrites: frozenset[str | None]
     inside: str | None = None
     reasons: dict[str, str] = field(default_factory=dict)
     unknown: frozenset[Apply] = frozenset()

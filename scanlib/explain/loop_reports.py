@@ -163,8 +163,9 @@ def _scan(node: Apply, loop: Loop, setting: Setting) -> Report:
     if (items := _but_for_items(node, setting)) is not None:
         grade = {key: items.pop(key) for key in ("grade", "because", "action")}
         return recurrences, items | setting.running(node, order, grade)
-    obstacles, nouns = obstacles_of(node)
-    running = setting.running(node, order, _grade_general(obstacles, nouns))
+    obstacles, nouns = obstacles_of(node, setting.rewrites)
+    grade = _grade_general(obstacles, nouns, is_map=not loop.recurrent)
+    running = setting.running(node, order, grade)
     if is_newton(node.op):
         running |= _grade_newton(constant_integer(loop.n_steps))
         obstacles, nouns = [], ["one Newton iteration for all steps"]
@@ -309,8 +310,11 @@ def _grade_elementwise(
     return verdict(FUSED, f"{why}, with all values in registers")
 
 
-def _grade_general(obstacles: Sequence[Obstacle], nouns: Sequence[str]) -> dict[str, Any]:
-    """Return the verdict on a loop that runs operation by operation."""
+def _grade_general(
+    obstacles: Sequence[Obstacle], nouns: Sequence[str], is_map: bool
+) -> dict[str, Any]:
+    """Return the verdict on a loop that runs operation by operation; of a map, no step reads what
+    another one computed."""
     actions = list(dict.fromkeys(own.action for own in obstacles if own.action))
     # Draws leave an elementwise step behind them, unless the step does other things as well.
     if len(nouns) > 1 and DRAWS in nouns:
@@ -318,7 +322,8 @@ def _grade_general(obstacles: Sequence[Obstacle], nouns: Sequence[str]) -> dict[
     action = "; ".join(actions) or NOTHING
     if not nouns:
         return verdict(IN_ORDER, str(obstacles[0]), action)
-    why = f"each step does {listed(list(nouns), 3)} with the result of the step before"
+    why = f"each step does {listed(list(nouns), 3)}"
+    why += " by itself" if is_map else " with the result of the step before"
     return verdict(IN_ORDER, why, action)
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+import numpy as np
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
-from pytensor.graph.traversal import walk
-from pytensor.tensor.basic import Alloc
+from pytensor.graph.traversal import ancestors, walk
+from pytensor.tensor.basic import Alloc, ARange
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import IncSubtensor
 
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.analysis.scalar_values import FOLLOWED
@@ -79,6 +81,12 @@ _WORKS = (
     ),
     Work("sparse matrices", "works on a sparse matrix", modules=("pytensor.sparse",)),
 )
+_STACK = (
+    "return what each step writes, as the y of scanlib.loop, in place of writing it into an array "
+    "at the step's own place: outputs are stacked over time, and what later steps read of them is "
+    "the carry, with scanlib.lags of several steps back (a gradient keeps the carry of every step, "
+    "here the whole array)"
+)
 _SUM = Work("sums over a row", "reduces along an axis")
 _LOOP = Work("an inner loop", "runs an inner loop")
 _ARRAY = Work("array operations", "computes what is no elementwise operation")
@@ -88,8 +96,9 @@ _OWN = Work(
 )
 
 
-def obstacles_of(node: Apply) -> tuple[list[Obstacle], list[str]]:
-    """Return why a `Scan` was not lowered, and nouns for what its steps consist of."""
+def obstacles_of(node: Apply, rewrites: Collection[str | None]) -> tuple[list[Obstacle], list[str]]:
+    """Return why a `Scan` was not lowered, and nouns for what its steps consist of. `rewrites` are
+    those that went through the function's loops."""
     apart, again = items_apart(node), Loop.from_node(node)
     loop = Loop.from_node(node) if apart is None else apart
     for own in (loop, again):
@@ -104,23 +113,27 @@ def obstacles_of(node: Apply) -> tuple[list[Obstacle], list[str]]:
         if apart is not None and items_apart(node, limited=True) is None:
             return [Obstacle(None, _MANY_ITEMS)], nouns
         rewrite = "elementwise" if apart is None else "items"
-        return [_left_out(rewrite, "scanlib__lower", config.scanlib__lower)], nouns
+        return [_not_applied(rewrite, "scanlib__lower", rewrites)], nouns
     linear = explain_linear(again.apply().node)
     if linear is None:
-        return [_left_out("linear", "scanlib__linear", config.scanlib__linear)], nouns
+        return [_not_applied("linear", "scanlib__linear", rewrites)], nouns
     return [*obstacles, Obstacle(None, f"no matrix recurrence either: {linear}")], nouns
 
 
-def _left_out(rewrite: str, flag: str, value: bool) -> Obstacle:
+def _not_applied(rewrite: str, flag: str, rewrites: Collection[str | None]) -> Obstacle:
     """Return why a rewrite that fits a loop was not applied to it."""
-    if not value:
+    if not getattr(config, flag):
         reason = f"lowering is switched off: the flag {flag} is False"
         return Obstacle(None, reason, f"set the flag {flag} to True")
-    reason = (
-        f"the mode leaves out the rewrite scanlib_{rewrite} (FAST_COMPILE does), or the flag "
-        f"{flag} was False when the function was compiled"
+    name = f"scanlib_{rewrite}"
+    if name not in rewrites:
+        reason = f"the mode leaves out the rewrite {name} (FAST_COMPILE does)"
+        return Obstacle(None, reason, "compile in the default mode")
+    return Obstacle(
+        None,
+        f"the loop was of another form when the rewrite {name} ran (its step held a loop, for "
+        f"example), or the flag {flag} was False when the function was compiled",
     )
-    return Obstacle(None, reason, "compile in the default mode")
 
 
 def work_of(op: Op) -> Work:
@@ -154,14 +167,30 @@ def _unfollowed(loop: Loop) -> tuple[list[str], list[Obstacle]]:
     for work, users in found.items():
         variable = next(iter(users))
         titles = list(dict.fromkeys(title for own in users.values() for title in own))
-        obstacles.append(
-            Obstacle(
-                listed(titles, MAX_OPERANDS),
-                f"{work.does} ({written.value(variable)})",
-                work.action,
-            )
-        )
+        action = _STACK if any(_is_row_of_step(loop, own) for own in users) else work.action
+        text = f"{work.does} ({written.value(variable)})"
+        obstacles.append(Obstacle(listed(titles, MAX_OPERANDS), text, action))
     return [work.noun for work in found], obstacles
+
+
+def _is_row_of_step(loop: Loop, variable: Variable) -> bool:
+    """Whether a step puts a value into an array at the place that the number of the step says."""
+    node = variable.owner
+    if not isinstance(node.op, IncSubtensor) or not node.op.set_instead_of_inc:
+        return False
+    read = set(ancestors(node.inputs[2:]))
+    states = {tap for state in loop.states for tap in state.taps.values()}
+    states |= {carry.value for carry in loop.carries}
+    return not read & states and any(
+        sequence.row in read and _counts(sequence.outer) for sequence in loop.sequences
+    )
+
+
+def _counts(variable: Variable) -> bool:
+    """Whether rows are numbers that follow one another."""
+    if isinstance(variable, Constant):
+        return bool(np.all(np.diff(variable.data, axis=0) == 1))
+    return variable.owner is not None and isinstance(variable.owner.op, ARange)
 
 
 def _reached(result: Variable) -> Iterable[Variable]:

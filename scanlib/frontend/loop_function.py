@@ -52,6 +52,7 @@ from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.graph import with_axes
 from scanlib.ops.messages import loop_title
 
+_START = "to start from one vector write init=pt.stack([...]): a list is several values"
 Carry = TypeVar("Carry")
 X = TypeVar("X")
 Y = TypeVar("Y")
@@ -199,8 +200,9 @@ class _Step:
                 raise ValueError(_changes_shared(updated))
             paths = self.ys.paths("y")
             parts = [unnamed(_as_result(*pair)) for pair in zip(ys, paths, strict=True)]
-            stops = [] if stop is None else [unnamed(_as_result(stop, "the condition"))[0]]
-            stops = [_compared(read_condition(value)) for value in stops]
+            given_by = "that the step returns" if self.until is None else "that `until` returns"
+            stops = [] if stop is None else [as_variable(stop, f"the condition {given_by}")]
+            stops = [_compared(read_condition(unnamed(value)[0])) for value in stops]
         self.labels = [
             _label(path) or getattr(v, "name", None) for path, v in zip(paths, ys, strict=True)
         ]
@@ -230,7 +232,9 @@ class _Step:
         """Return the leaves of the carry that a step returned."""
         leaves, given = flatten(carry)
         if given != self.carry:
-            meant = "\nAn array is given as one, such as np.array([0.0, 1.0])" * given.is_leaf
+            meant = ""
+            if given.is_leaf and self.carry.kind in (list, tuple):
+                meant = f"\n{_START}"
             if not self.carry.is_leaf and self.carry.kind is None:
                 meant = "\ninit holds nothing; give what the loop starts from, or return None, y"
             if self.carry.is_leaf and given.kind in (list, tuple):

@@ -154,10 +154,7 @@ def call_function(
             raise TypeError(f"{where} is called with {text}") from None
         error.add_note(
             f"{where} is called before the loop runs, with symbolic variables: "
-            f"{'; '.join(map(_with_types, texts, arguments))}. {_in_place_of_python(error)}"
-            # PyTensor's, for an index that is text
-            + " The items of a row have numbers, x[0], not names."
-            * isinstance(error, RecursionError)
+            f"{'; '.join(map(_with_types, texts, arguments))}. {_instead(error)}".rstrip()
         )
         raise
     for variable, advice in _model_variables().items():
@@ -195,19 +192,47 @@ def _model_variables() -> dict[Variable, str]:
     return {v: advice for kind, advice in _ADVICE.items() for v in getattr(model, kind, ())}
 
 
-def _in_place_of_python(error: Exception) -> str:
-    """Return what to write in a step in place of what Python, NumPy and JAX have."""
-    if re.match("Length of .* cannot be determined|.* has no len", str(error)):
-        return (
-            "Python cannot count the items of a variable: write y[0], y[1] for `a, b = y`, "
-            "y.sum() for sum(y), y.shape[0] for len(y), scanlib.map or another loop for `for`."
-        )
-    return (
-        "In place of `if`, `max`, `float`, `math`, NumPy and `jax.numpy` use functions of "
-        "pytensor.tensor, such as where, maximum and exp, `until` to end the loop, h[i].set(v) in "
-        "place of h[i] = v or h.at[i].set(v), and as_tensor(table)[i] to read a list or an array "
-        "of NumPy at a symbolic place."
-    )
+# What to write in a step in place of what Python, NumPy and JAX have, by the text of their errors.
+_READ_TABLE = "pt.as_tensor(table)[i] reads a list or an array of NumPy at a symbolic place"
+_INSTEAD = {
+    "Length of .* cannot be determined|.* has no len": (
+        "Python cannot count the items of a variable: write y[0], y[1] for `a, b = y`, "
+        "y.sum() for sum(y), y.shape[0] for len(y), scanlib.map or another loop for `for`."
+    ),
+    ".* converted to Python boolean|Cannot cast True or False": (
+        "A step has symbols where Python wants values. In place of `if` write pt.where(condition, "
+        "a, b), of `and`, `or`, `not` write &, |, ~, of `a < b < c` (a < b) & (b < c), of `max` "
+        "and np.maximum pt.maximum; `until` ends the loop."
+    ),
+    ".* converted to Python|unsupported format": (
+        "A step has symbols where Python wants values. In place of `float` and `int` write "
+        "pt.cast, of `math` functions of pytensor.tensor, such as pt.exp, of `range` another "
+        f"loop; {_READ_TABLE}."
+    ),
+    "setting an array element|only integers, slices": (
+        "NumPy knows no symbols: write functions of pytensor.tensor, such as pt.where and "
+        f"pt.stack; {_READ_TABLE}."
+    ),
+    ".* item assignment|.* no attribute 'at'": (
+        "A variable does not change: write h = h[i].set(v) in place of h[i] = v and h.at[i].set(v),"
+        " and h[i].inc(v) in place of h[i] += v."
+    ),
+    "maximum recursion depth": "The items of a row have numbers, x[0], not names.",  # PyTensor's
+}
+_OTHER_PACKAGES = (
+    "Functions of NumPy, SciPy, JAX and PyTorch know no symbols: write those of pytensor.tensor."
+)
+
+
+def _instead(error: Exception) -> str:
+    """Return what to write in a step in place of what raised an error, where that can be told."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if frame.f_globals.get("__name__", "").startswith("scanlib."):  # it says so itself
+        return ""
+    advice = (text for pattern, text in _INSTEAD.items() if re.match(pattern, str(error)))
+    package = frame.f_globals.get("__name__", "").split(".")[0]
+    is_other = isinstance(error, TypeError) or package in ("jax", "numpy", "scipy", "torch")
+    return next(advice, _OTHER_PACKAGES * is_other)
 
 
 def _with_types(text: str, argument: Any) -> str:

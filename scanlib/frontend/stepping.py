@@ -19,7 +19,7 @@ from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
 from pytensor.graph.utils import MissingInputError
 
 from scanlib.frontend.trees import variables_of
-from scanlib.ops.expressions import Expressions
+from scanlib.ops.expressions import Expressions, describe
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.loop import Loop
 from scanlib.ops.python_loop import PythonLoop
@@ -186,14 +186,26 @@ def _steps(node: Apply, values: dict[Variable, Any]) -> Iterator[Step]:
 
 
 def _name_inputs(loop: Loop) -> list[str]:
-    """Name the variables of a step as it is shown, and return the names in their order."""
+    """Name the variables of a step as it is shown, and return the names in their order.
+
+    What has no name, as the sequences of a gradient, is called by what it is computed from.
+    """
+    taken: set[str] = set()
+
+    def told(part: Any, role: str) -> str:
+        computed = None if isinstance(part.outer, Constant) else describe(part.outer)
+        text = part.name or computed or role
+        text = role if text in taken else text
+        taken.add(text)
+        return text
+
     for i, sequence in enumerate(loop.sequences):
-        sequence.row.name = sequence.name or f"sequence {i}"
+        sequence.row.name = told(sequence, f"sequence {i}")
     for i, state in enumerate(loop.states):
         for offset, tap in state.taps.items():
             tap.name = f"{state.name or f'state {i}'}[t{offset}]"
     for i, carry in enumerate(loop.carries, len(loop.states)):
         carry.value.name = f"{carry.name or f'state {i}'}[t-1]"
     for i, item in enumerate(loop.non_sequences):
-        item.inner.name = item.name or f"non-sequence {i}"
+        item.inner.name = told(item, f"non-sequence {i}")
     return [variable.name or "" for variable in loop.body_inputs()]

@@ -136,4 +136,4 @@ def difference(expected: Tree, given: Tree) -> str:
     trees = [tree.build(repeat(_Leaf())) for tree in (expected, given)]
     before, after = (pformat(tree, width=1).splitlines() for tree in trees)
     lines = [line.rstrip() for line in difflib.ndiff(before, after) if line[0] != "?"]
-    return "\n".join(["- expected, + given", *lines])
+    return "\n".join(["- expected, + returned, * any value", *lines])

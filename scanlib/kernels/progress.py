@@ -38,8 +38,7 @@ def _bar_class() -> Any:
         from tqdm.auto import tqdm
     except ImportError:
         raise ImportError(
-            "scanlib__progress=True needs tqdm, which is not installed: "
-            "pip install 'pytensor-scanlib[progress]'"
+            "scanlib__progress=True needs tqdm, which is not installed: pip install tqdm"
         ) from None
     return tqdm
 

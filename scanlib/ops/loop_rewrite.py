@@ -56,13 +56,15 @@ class Record(Feature):
 
     The loops of `pytensor.scan`, where adoption looked at them; the names of loops that were taken
     apart, with what is said of them; of those that were written out in the steps of others, these,
-    their own names and numbers of steps; errors.
+    their own names and numbers of steps; errors; and the names of the rewrites that went through
+    the loops to lower them.
     """
 
     adopted: list[AdoptedLoop] = field(default_factory=list)
     splits: list[tuple[str, str]] = field(default_factory=list)
     unrolled: list[tuple[str, str, int]] = field(default_factory=list)
     failures: list[RewriteFailure] = field(default_factory=list)
+    lowered_by: set[str | None] = field(default_factory=set)
 
 
 def record_of(fgraph: FunctionGraph) -> Record:
@@ -143,7 +145,10 @@ class LowersLoops(LoopRewrite):
     """Rewrites that replace loops one by one; subclasses write `lower`."""
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
-        for node in [node for node in fgraph.toposort() if isinstance(node.op, Scan)]:
+        loops = [node for node in fgraph.toposort() if isinstance(node.op, Scan)]
+        if loops:
+            record_of(fgraph).lowered_by.add(self.name)
+        for node in loops:
             with self.attempt(fgraph, node):
                 self.lower(fgraph, node)
 

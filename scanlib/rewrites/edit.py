@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import walk
 
 from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.forms import LengthForm
@@ -84,7 +86,8 @@ def rewrite_step(
 
 
 def replace(fgraph: FunctionGraph, replacements: dict[Variable, Variable], reason: str) -> None:
-    """Replace variables that the graph still holds, keeping their types."""
+    """Replace variables that the graph still holds, keeping their types. What is new remembers the
+    lines of the user's program that made the old."""
     pairs = []
     for old, new in replacements.items():
         if old not in fgraph.variables or old is new:
@@ -92,8 +95,18 @@ def replace(fgraph: FunctionGraph, replacements: dict[Variable, Variable], reaso
         if old.type != new.type and not old.type.is_super(new.type):
             new = old.type.filter_variable(new)
         pairs.append((old, new))
+        trace = getattr(old.tag, "trace", None)
+        for made in walk([new], partial(_made, fgraph)) if trace else ():
+            if made not in fgraph.variables and not getattr(made.tag, "trace", None):
+                made.tag.trace = trace
     if pairs:
         fgraph.replace_all_validate(pairs, reason=reason)
+
+
+def _made(fgraph: FunctionGraph, variable: Variable) -> list[Variable]:
+    """Return what a variable is computed from, where it is new to a graph."""
+    is_new = variable.owner is not None and variable not in fgraph.variables
+    return variable.owner.inputs if is_new else []
 
 
 _STABLE = RewriteDatabaseQuery(include=["canonicalize", "stabilize", "merge"])

@@ -3,9 +3,9 @@ r"""Loops whose steps work on arrays, and graphs of arrays without loops, as pro
 A loop takes one step after the other. Rows of sequences and histories are where they are in the
 loop's inputs and outputs, results of a step in a workspace that all steps use
 (`scanlib.kernels.arrays`); what a result of the loop is made of is computed where it belongs.
-States and carries that are numbers live in local variables. Any other carry has two buffers, its
-output and one in the workspace, which change roles from step to step, so that no step writes what
-it reads; it keeps its size.
+States and carries that are numbers live in local variables. Of others the last rows are kept in a
+ring of one row more than are read, so that no step writes what it reads; one row that may be
+written over the one before, as a table of which a step changes an item, stays where it is.
 
 The nodes of a graph, which stands around the loops of a function, are written as those of a step
 are, once. Inputs whose items are not in order of memory are copied, once, before the first step.
@@ -207,36 +207,38 @@ class ArrayLoop(Loop):
         }
 
     def has_ring(self, name: str) -> bool:
-        if name[0] == "h":
-            return super().has_ring(name)
-        return not self.is_local(name) and not self.stays(int(name[1:]))
+        return not (self.is_traced(name) or self.is_local(name) or self.stays(name))
 
     @cached_property
     def order(self) -> dict[Apply, int]:
         """Which node of a step comes when."""
         return {node: position for position, node in enumerate(self.graph.toposort())}
 
-    def stays(self, i: int) -> bool:
-        """Whether the new value of a carry may be written over the old one.
+    def stays(self, name: str) -> bool:
+        """Whether the new value of a state or a carry may be written over the old one.
 
         Only its own node reads the old one, at the same index and before it writes there, or items
         are written into it that others have read before.
         """
-        graph, carry, value = self.graph, self.inner.carries[i], self.result.carries[i]
+        values = [*self.result.states, *self.result.carries]
+        graph, value = self.graph, dict(zip(self.depths, values, strict=True))[name]
+        before = next((tap for tap, (own, _) in self.taps.items() if own == name), None)
         node = value.owner
-        if node is None or graph.outputs.count(value) > 1:
+        if before is None or node is None or self.depths[name] > 1:
+            return False
+        if graph.outputs.count(value) > 1:
             return False
         if isinstance(node.op, Elemwise):
-            same = value.type.dtype == carry.type.dtype and all(
+            same = value.type.dtype == before.type.dtype and all(
                 (a == 1) == (b == 1)
-                for a, b in zip(value.type.shape, carry.type.shape, strict=True)
+                for a, b in zip(value.type.shape, before.type.shape, strict=True)
             )
-            alone = [client for client, _ in graph.clients[carry]] == [node]
+            alone = [client for client, _ in graph.clients[before]] == [node]
             return same and alone and len(node.outputs) == 1
         while node is not None and isinstance(node.op, INDEX_WRITES):
             if not overwrites(graph, node, self.order):
                 return False
-            if node.inputs[0] is carry:
+            if node.inputs[0] is before:
                 return True
             node = node.inputs[0].owner
         return False

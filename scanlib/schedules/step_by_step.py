@@ -108,7 +108,7 @@ class TakesSteps(TableReader[L]):
         if name in self.rings:
             place = place_in_ring(w, self.i + (depth + offset), depth)
             return place * self.value_of(self.loop.starts[name].row)
-        if name[0] == "c":
+        if depth == 1 and not self.loop.is_traced(name):
             return w.constant(0, INT64)
         row: Value | int = -offset if self.loop.reverse else depth + offset
         row = self.t + row if self.loop.is_traced(name) else row - self.loop.reverse

@@ -265,3 +265,51 @@ def test_items_of_rows_that_stay():
     (loop,) = scanlib.explain(pytensor.function([rows], few, mode="FAST_COMPILE")).loops
     assert "leaves out the rewrite scanlib_items" in loop.because
     assert explain_one(few).part("rows[:, 1]").shape == ()
+
+
+def test_a_loop_that_becomes_linear_late():
+    """Its step held a loop, which had nothing to compute: no mode has left the rewrite out."""
+    X = pt.dmatrix("X")
+
+    def row_sum(total, row):
+        total, _ = scanlib.loop(lambda c, v: (c + v, None), total, row)
+        return total, total
+
+    _, totals = scanlib.loop(row_sum, 0.0, X)
+    gradient = pytensor.grad(totals.sum(), X)
+    loop = explain_one(gradient)
+    assert "the loop was of another form when the rewrite scanlib_linear ran" in loop.because
+    assert "leaves out" not in loop.because
+    assert "compile" not in loop.action
+    with pytensor.config.change_flags(scanlib__linear=False):
+        loop = explain_one(gradient)
+    assert loop.action == "set the flag scanlib__linear to True"
+
+
+@pytest.mark.parametrize(
+    "write, is_row",
+    [
+        (lambda out, t, k: out[t].set(0.9 * out[t - 1]), True),
+        (lambda out, t, k: out[t + 1].set(pt.sin(out[t])), True),
+        (lambda out, t, k: out[k].set(pt.sin(out[t])), False),
+        (lambda out, t, k: out[t].inc(pt.sin(out[0])), False),
+    ],
+    ids=["row", "row_ahead", "place_in_data", "sum"],
+)
+def test_rows_that_are_written_into_a_state(write, is_row):
+    """They are outputs; a table is none."""
+    out, k = pt.dvector("out"), pt.lvector("k")
+    rows = pt.arange(1, out.shape[0] - 1)
+    last, _ = scanlib.loop(lambda out, v: (write(out, *v), None), out, (rows, k))
+    action = explain_one(last).action
+    assert action.startswith("return what each step writes, as the y") == is_row
+    if not is_row:
+        assert action.startswith("nothing")
+
+
+def test_a_map_reads_no_step_before():
+    series = pt.dmatrix("series")
+    loop = explain_one(
+        scanlib.map(lambda row: scan(lambda v, h: pt.sin(h) + v, row, 0.0), series)[0]
+    )
+    assert loop.because == "each step does indexing and an inner loop by itself"

@@ -2,12 +2,15 @@
 
 import functools
 import io
+import math
+import operator
 import pickle
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+import scipy.special
 
 import scanlib
 from scanlib.ops.scan import Scan
@@ -144,13 +147,13 @@ def test_an_error_of_the_step_says_what_it_was_called_with():
         scanlib.scan(lambda x, h: h + x, rows, np.zeros(3), name="sizes")
     (note,) = caught.value.__notes__
     assert note.startswith("scan `sizes`: the step is called before the loop runs, with symbolic")
-    assert "row of sequences[0]: (2,) float64; outputs_info[0] at t-1: (3,) float64." in note
+    assert note.endswith("row of sequences[0]: (2,) float64; outputs_info[0] at t-1: (3,) float64.")
     with pytest.raises(TypeError) as other:
         scanlib.loop(lambda c, x: (x if c[0] > 0 else c[1], None), (0.0, rows), rows)
     (note,) = other.value.__notes__
     assert "the carry (init), tuple, to be read as v[0]: scalar float64, (4, 2) float64; " in note
     assert "a row (xs): (2,) float64." in note
-    assert "In place of `if`" in note
+    assert "In place of `if` write pt.where(condition, a, b)" in note
     with pytest.raises(IndexError) as second:
         scanlib.map(lambda i: rows[i], np.arange(4))
     assert "as_tensor(table)[i]" in second.value.__notes__[0]
@@ -191,13 +194,36 @@ def test_the_note_says_how_vectors_are_taken_apart(walk):
     assert "`max`" not in note
 
 
-@pytest.mark.parametrize("branch", [lambda v, h: h if h > 0 else v, max, lambda v, h: float(h)])
-def test_the_note_says_what_stands_for_python(branch):
-    with pytest.raises(TypeError) as caught:
-        scanlib.scan(lambda v, h: branch(v, h), payment, balance)
-    note = caught.value.__notes__[0]
-    assert "In place of `if`, `max`, `float`, `math`, NumPy" in note
-    assert "where, maximum and exp, `until` to end the loop" in note
+@pytest.mark.parametrize(
+    "wrong, advice",
+    [
+        (lambda v, h: h if h > 0 else v, "In place of `if` write pt.where(condition, a, b)"),
+        (max, "of `max` and np.maximum pt.maximum; `until` ends the loop."),
+        (np.maximum, "of `max` and np.maximum pt.maximum; `until` ends the loop."),
+        (lambda v, h: pt.where(0 < v < h, v, h), "of `a < b < c` (a < b) & (b < c)"),
+        (lambda v, h: pt.where(v == h, v, h), "of `and`, `or`, `not` write &, |, ~"),
+        (lambda v, h: float(h), "In place of `float` and `int` write pt.cast"),
+        (lambda v, h: math.exp(h), "of `math` functions of pytensor.tensor, such as pt.exp"),
+        (lambda v, h: sum(h for _ in range(v)), "of `range` another loop; pt.as_tensor(table)[i]"),
+        (lambda v, h: h * len(f"{v:.2f}"), "symbols where Python wants values."),
+        (lambda v, h: np.where(v > h, v, h), "NumPy knows no symbols: write functions of pytensor"),
+        (lambda v, h: np.ones(3)[h.astype(int)], "; pt.as_tensor(table)[i] reads a list"),
+        (lambda v, h: operator.setitem(h, 0, v), "write h = h[i].set(v) in place of h[i] = v"),
+        (lambda v, h: h.at[0].set(v), "write h = h[i].set(v) in place of h[i] = v and h.at[i]"),
+        (lambda v, h: scipy.special.expit(h), "Functions of NumPy, SciPy, JAX and PyTorch know no"),
+        (lambda v, h: np.linalg.inv(h), "Functions of NumPy, SciPy, JAX and PyTorch know no"),
+    ],
+)
+def test_the_note_says_what_stands_for_python(wrong, advice):
+    with pytest.raises((TypeError, ValueError, IndexError, AttributeError)) as caught:
+        scanlib.scan(lambda v, h: wrong(v, h), payment, balance)
+    assert advice in caught.value.__notes__[0]
+
+
+def test_an_error_of_an_inner_loop_says_itself_what_to_do():
+    with pytest.raises(TypeError, match="the step returns") as caught:
+        scanlib.map(lambda row: scanlib.scan(lambda v, h: [row], row, 0.0), np.ones((3, 2)))
+    assert caught.value.__notes__[0].endswith("row of sequences[0]: (2,) float64.")
 
 
 @pytest.mark.parametrize("function", ["scan", "map", "loop"])
@@ -461,3 +487,13 @@ def test_names_of_matrix_recurrences():
 def test_name_that_is_no_string():
     with pytest.raises(TypeError, match=r"the name of outputs_info\[0\] must be a string, got 5"):
         trace_of({"initial": balance, "name": 5})
+
+
+def test_a_condition_that_python_has_compared():
+    for options, step in [
+        ({"until": lambda h: h == 3}, lambda h, _: (h + 1, None)),
+        ({}, lambda h, _: (h + 1, None, h == 3)),
+    ]:
+        by = "`until` returns" if options else "the step returns"
+        with pytest.raises(TypeError, match=f"the condition that {by} is the Python value False"):
+            scanlib.loop(step, 0, length=9, **options)

@@ -137,3 +137,21 @@ def test_what_a_loop_returned():
         scanlib.explain(part)
     lagged = scanlib.loop(lambda y, x: (y[1] + x, None), scanlib.lags(np.ones(1), 1), x)
     assert len(list(scanlib.step_through(lagged, {x: X}))) == len(X)
+
+
+def test_what_has_no_name_is_called_by_what_it_is():
+    """As what the loop of a gradient reads; each input is shown."""
+    x, a = pt.dvector("x"), pt.dscalar("a")
+    y = scanlib.scan(
+        lambda now, before, h: pt.where(now > before, pt.sqrt(now - 1) + a * h, 0.0),
+        {"input": x, "taps": [0, -1]},
+        np.float64(0.0),
+        name="chain",
+        return_updates=False,
+    )
+    values = {x: np.array([1.0, 1.0, 2.0]), a: 0.5}
+    first, _ = scanlib.step_through(y, values)
+    assert list(first.inputs) == ["x", "sequence 1", "state 0[t-1]", "a"]
+    *_, last = scanlib.step_through(pytensor.grad(y.sum(), x), values)
+    assert {"x[1:]", "state 0 of chain[:-1]", "a"} < set(last.inputs)
+    assert last.first_not_finite().endswith("/ sqrt(x[1:] - 1)")

@@ -10,6 +10,7 @@ import pytest
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.ifelse import ifelse
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
@@ -23,7 +24,7 @@ from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.ops.scan import Scan
-from scanlib.schedules.array_loops import array_program, graph_program
+from scanlib.schedules.array_loops import ArrayLoop, array_program, graph_program
 from tests.strategies import loops
 
 rng = np.random.default_rng(3)
@@ -89,6 +90,54 @@ def drawn(**shapes):
         variables.append(pt.tensor(name, dtype=value.dtype, shape=(None,) * value.ndim))
         values.append(value)
     return variables, values
+
+
+# Steps that write items of a state, and whether they may leave the rest of it where it is.
+WRITTEN_STEPS = {
+    "set": (True, lambda k, x, h: h[k].set(x)),
+    "after_reading": (True, lambda k, x, h: h[k].set(0.9 * h[k - 1] + h.sum() + x)),
+    "same_item": (True, lambda k, x, h: h[k].set(h[k] * x)),
+    "add": (True, lambda k, x, h: h[k].inc(x)),
+    "add_twice": (True, lambda k, x, h: h[k].inc(x)[k - 1].inc(2 * x)),
+    "read_later": (True, lambda k, x, h: [new := h[k].set(x), new.sum() + new[k]]),
+    "read_before": (False, lambda k, x, h: [h[k].set(x), h[1:]]),
+    "turned": (False, lambda k, x, h: h[k].set(x)[::-1]),
+    "all_items": (True, lambda k, x, h: h * x),
+    "all_items_turned": (False, lambda k, x, h: h * h[::-1]),
+}
+
+
+@pytest.mark.all_forms
+@pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
+@pytest.mark.parametrize("stays, step", WRITTEN_STEPS.values(), ids=WRITTEN_STEPS)
+def test_items_that_a_step_writes(stays, step, backwards):
+    """A state of which the last row is read is copied only where a step reads what it writes."""
+    (k, x, h), values = drawn(k=T, x=T, h=N)
+    with_output = isinstance(step(k[0], x[0], h), list)
+    info = [h, None] if with_output else h
+    found = scan(step, [k, x], info, go_backwards=backwards)
+    found = [found[0][-1], found[1]] if with_output else [found[-1]]
+    simplified = RewriteDatabaseQuery(include=["scanlib_simplify", "scanlib_simplify_late"])
+    ((op, given, wanted),) = evaluated([k, x, h], found, values, simplified)
+    assert op.signature.untraced == (True,)
+    assert bool(ArrayLoop(op, False).rings) != stays
+    agree(op, given, wanted)
+
+
+def test_items_are_written_where_outputs_grow():
+    """The state stays where it is when there is room for more rows of an output."""
+    k, h = pt.lvector("k"), pt.lvector("h")
+
+    def step(k, h):
+        new = h[k].inc(1)
+        return [new, new[k]], scanlib.until(new[k] > 50)
+
+    table, counts = scan(step, k, [h, None])
+    values = np.arange(200) % 3, np.zeros(3, int)
+    ((op, given, wanted),) = evaluated([k, h], [table[-1], counts], values)
+    assert not ArrayLoop(op, False).rings
+    assert wanted[1].shape == (151,)
+    agree(op, given, wanted)
 
 
 # Steps of a vector `x`, indices `k` and a state, with what the state is: a vector or a matrix.

@@ -7,7 +7,7 @@ import pytest
 from pytensor.compile.mode import OPT_FAST_RUN, Mode
 from pytensor.raise_op import Assert
 
-from scanlib import scan
+from scanlib import loop, scan
 
 MODES = {
     "numba": "NUMBA",
@@ -93,3 +93,7 @@ def test_matrix_recurrences_say_which_sizes_differ(mode):
         with pytest.raises(ValueError, match="scan `var`: ") as error:
             f(*map(np.ones, shapes))
         assert message in str(error.value)
+    _, trace = loop(lambda h, row: (W @ h + row, h), start, rows)
+    f = pytensor.function([W, rows, start], trace, mode=MODES[mode])
+    with pytest.raises(ValueError, match="loop: the matrix `W` has 4 rows"):
+        f(np.ones((4, 4)), np.ones((5, 3)), np.ones(3))

@@ -52,6 +52,16 @@ def test_log_density(build):
     np.testing.assert_allclose(adopted_gradient, gradient, rtol=1e-10, atol=1e-10)
 
 
+def test_explain_takes_what_a_model_compiles():
+    with scanlib.enabled(), models.smoothing(LENGTH) as model:
+        compiled = model.compile_logp(), model.compile_dlogp(), model.logp_dlogp_function()
+    for function, loops in zip(compiled, (1, 2, 2), strict=True):
+        found = scanlib.explain(function).loops
+        assert [loop.schedule for loop in found] == ["blocks of steps"] * loops
+    with pytest.raises(TypeError, match=r"got Model; pass what its compile_logp\(\) or compile_dl"):
+        scanlib.explain(model)
+
+
 @pytest.mark.parametrize("build", DRAWN, ids=lambda build: build.__name__)
 def test_draws(build):
     """The same numbers from the same seed."""

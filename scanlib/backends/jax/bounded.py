@@ -27,9 +27,9 @@ MASKED = (
 )
 STEPS = (
     "Those of a loop are as many as it takes steps. Return it from the function, read rows of it, "
-    "or reduce it along time. Have the step compute anything else, or give the loop `n_steps` and "
-    "no `until`, or let it run over all steps and say by a mask, pt.where(mask, x, 0), which of "
-    'them count, or compile with mode="NUMBA"'
+    "or reduce it along time. Have the step compute anything else, or give the loop a number of "
+    "steps and no `until`, or let it run over all steps and say by a mask, pt.where(mask, x, 0), "
+    'which of them count, or compile with mode="NUMBA"'
 )
 LARGE = (
     "JAX needs to know when it compiles how large an array is; the function itself computes its "

@@ -127,7 +127,7 @@ def count_steps(n_steps: Any, sequences: Sequence[Any], title: str) -> StepCount
         raise UnknownLengthError(
             f"{title}: JAX needs to know when it compiles how many rows the results of a "
             "loop can have, but the number of steps is computed by the function itself and no "
-            "sequence bounds it. Pass n_steps as an input or a constant, or loop over a sequence "
+            "sequence bounds it. Pass that as an input or a constant, or loop over a sequence "
             "of the greatest length"
         )
     return StepCount(jnp.minimum(jnp.maximum(number, 0), bound), None, bound)

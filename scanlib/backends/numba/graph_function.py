@@ -98,16 +98,24 @@ class GraphWriter:
         self,
         inputs: Sequence[list[Any]],
         outputs: Sequence[list[Any]],
-        fail: Callable[[Apply], None],
+        fail: Callable[[Apply, list[list[Any]]], None],
         timed: bool = False,
     ) -> tuple[Callable[..., list[Any]], Any]:
         """Return the function from values to a list of results, and the one that computes the
         values of `outputs` from those of `inputs`, lists of one item, and returns a list of them.
 
-        `fail` is called with the node that raised an error, while that is handled. `timed` is
-        whether to note how long lines take.
+        `fail` is called with the node that raised an error, while that is handled, and with the
+        values of its inputs, lists of one item: None where they are not known, as inside of a
+        program. `timed` is whether to note how long lines take.
         """
-        scope = {**self.scope, "fail": fail, "nodes": [line.node for line in self.lines]}
+        scope = dict(self.scope)
+
+        def failed(number: int, values: dict[str, Any]) -> None:
+            node = self.lines[number].node
+            names = [self.names.get(v) or self.lengths.get(v) for v in node.inputs]
+            fail(node, [[values.get(name, scope.get(name))] for name in map(str, names)])
+
+        scope["failed"] = failed
         for letter, cells in (("i", inputs), ("o", outputs)):
             scope |= {f"{letter}{number}": cell for number, cell in enumerate(cells)}
         body, names, results = self.body(timed), ", ".join(self.inputs), ", ".join(self.results)
@@ -116,8 +124,8 @@ class GraphWriter:
         text = [
             *("def stored():", "  try:", f"    {'; '.join(given) or 'pass'}"),
             *(*body, f"    {'; '.join(kept)}", f"    return [{results}]"),
-            *("  except Exception as error:", "    number = error.__traceback__.tb_lineno - 4"),
-            *("    fail(nodes[number])", "    raise"),
+            "  except Exception as error:",
+            *("    failed(error.__traceback__.tb_lineno - 4, locals())", "    raise"),
             *(f"def values({names}):", *body, f"    return [{results}]"),
         ]
         exec("\n".join(text), scope)

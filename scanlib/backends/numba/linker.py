@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -75,8 +76,8 @@ def graph_function(
     """Return the thunk of a whole graph, with the attributes that PyTensor's functions ask for."""
     fgraph = linker.fgraph
 
-    def fail(node: Apply) -> None:
-        raise_with_op(fgraph, node, run)
+    def fail(node: Apply, values: list[list[Any]]) -> None:
+        raise_with_op(fgraph, node, SimpleNamespace(inputs=values))
 
     def update_profile(profile: Any) -> None:
         """Add the times of the last call to PyTensor's profile; it calls this after each."""

@@ -81,7 +81,7 @@ class LinearOptions:
     """What kind of matrix recurrence a `LinearScan` is; see the module's text.
 
     `required_steps` is how many steps there must be for what is read to exist. The names, of the
-    loop and of the matrix, are for people.
+    loop, of the function that built it and of the matrix, are for people.
     """
 
     semiring: str = "real"
@@ -92,6 +92,7 @@ class LinearOptions:
     untraced: bool = False
     required_steps: int = 0
     name: str | None = field(default=None, compare=False)
+    function: str = field(default="scan", compare=False)
     matrix: str | None = field(default=None, compare=False)
 
     def in_order(self, parts: Parts) -> list[Any]:
@@ -114,7 +115,8 @@ def history_of(options: LinearOptions, parts: Parts) -> Variable:
     parts = parts._replace(matrix=matrix, offset=offset)
     ranks = Parts(*(None if part is None else part.type.ndim for part in parts))
     own = replace(options, matrix=matrix.name)
-    op = LinearScan(own, canonical_loop(options, options.name, dtype, ranks))
+    title = options.name, options.function
+    op = LinearScan(own, canonical_loop(options, title, dtype, ranks))
     return op(*options.in_order(parts))
 
 
@@ -122,9 +124,12 @@ def history_of(options: LinearOptions, parts: Parts) -> Variable:
 
 
 @lru_cache(maxsize=512)
-def canonical_loop(options: LinearOptions, name: str | None, dtype: str, ranks: Parts) -> Scan:
+def canonical_loop(
+    options: LinearOptions, title: tuple[str | None, str], dtype: str, ranks: Parts
+) -> Scan:
     """Return the loop of a recurrence, for any sizes, with states of a dtype and parts of some
-    numbers of dimensions, None where there is no such part."""
+    numbers of dimensions, None where there is no such part; `title` is the name of the loop and the
+    function that built it."""
     timed = ("offset", *["matrix"] * (options.coefficient == "steps"))
     rows = {
         part: TensorType("bool" if part == "mask" else dtype, shape=(None,) * rank)(part)
@@ -146,7 +151,8 @@ def canonical_loop(options: LinearOptions, name: str | None, dtype: str, ranks: 
         required_steps=options.required_steps,
     )
     names = tuple(part.name for part in inputs)
-    labels = Labels(names[:first], ("state",), (), names[first + 1 :])
+    name, function = title
+    labels = Labels(names[:first], ("state",), (), names[first + 1 :], function=function)
     return Scan(signature, freeze_graph(inputs, [new]), name=name, labels=labels)
 
 

@@ -241,6 +241,7 @@ class LinearLowering:
             untraced=not traced,
             required_steps=self.loop.required_steps,
             name=self.loop.name,
+            function=self.loop.function,
         )
         offset = None if recurrence.offset is None else self.full_rows(recurrence.offset)
         mask = self.parts.mask

@@ -267,8 +267,25 @@ def test_errors_name_the_node_that_raised():
     x, k = pt.dvector("x"), pt.lscalar("k")
     with pytensor.config.change_flags(exception_verbosity="medium"):
         function = pytensor.function([x, k], accumulated(x)[k], mode="NUMBA")
-        with pytest.raises(IndexError, match=r"index 8 is out of bounds[^$]*Subtensor\{i\}"):
+        with pytest.raises(
+            IndexError, match=r"index 8 is out of bounds[^$]*Subtensor\{i\}"
+        ) as caught:
             function(X, 7)
+    assert f"Inputs shapes: [({len(X) + 1},), ()]" in str(caught.value)
+    assert "array(8)]" in str(caught.value)  # not the inputs of the function
+
+
+def test_errors_name_the_lines_that_made_a_loop():
+    """Though another loop takes its place in the compiled function."""
+    X, x = pt.dmatrix("X"), pt.dvector("x")
+    y = scanlib.scan(lambda row, h: h + row, X, outputs_info=x, return_updates=False)
+    with pytensor.config.change_flags(exception_verbosity="medium"):
+        function = pytensor.function([x, X], y, mode="NUMBA")
+        with pytest.raises(ValueError, match="Incompatible") as caught:
+            function(np.ones(3), np.ones((4, 2)))
+    assert "ElemwiseScan{loop: affine}(X" in str(caught.value)
+    assert "Inputs shapes: [(4, 2), (1, 3)]" in str(caught.value)
+    assert "y = scanlib.scan(lambda row, h: h + row, X" in str(caught.value)
 
 
 def test_without_a_compiler_python_runs_the_programs(functions, monkeypatch):
@@ -278,7 +295,7 @@ def test_without_a_compiler_python_runs_the_programs(functions, monkeypatch):
     cells = [[None] for _ in fgraph.inputs], [[None] for _ in fgraph.outputs]
     monkeypatch.setattr(thunks, "library", lambda: None)
     whole = linker.GraphWriter(fgraph, linker.node_function, linker.constant_value)
-    run, stored = whole.functions(*cells, fail=lambda node: None)
+    run, stored = whole.functions(*cells, fail=lambda node, values: None)
     monkeypatch.undo()
     for mine, expected in zip(run(*values), functions[0](*values), strict=False):
         np.testing.assert_array_equal(mine, expected)
