@@ -127,6 +127,40 @@ def test_means_of_small_dtypes_are_added_in_the_dtype_of_the_sum():
     np.testing.assert_array_equal(pytensor.function([x, h], trace)(values, 1), [300, -384, 381])
 
 
+def test_arrays_of_one_item_are_not_repeated():
+    """A join repeats nothing."""
+    x, h = pt.tensor("x", shape=(None, 1)), pt.dvector("h")
+    trace = scanlib.scan(
+        lambda x, h: h + pt.max(pt.stack([h, x]), axis=0),
+        sequences=[x],
+        outputs_info=[h],
+        return_updates=False,
+    )
+    f = pytensor.function([x, h], trace)
+    np.testing.assert_array_equal(f(np.ones((2, 1)), np.zeros(1)), [[1], [2]])
+    with pytest.raises((ValueError, AssertionError), match="size|shape"):
+        f(np.ones((2, 1)), np.zeros(3))
+
+
+def test_deep_steps_are_searched_in_time():
+    x, h = pt.dvector("x"), pt.dscalar("h")
+
+    def step(x, h):
+        for _ in range(12):
+            h = pt.add(*(pt.tanh(h + k * x) for k in range(12)))
+        return pt.sum(pt.stack([h, x]) * h)
+
+    trace = scanlib.scan(step, sequences=[x], outputs_info=[h], return_updates=False)
+    f = pytensor.function([x, h], trace)
+    value, state = rng.normal(size=3), 0.5
+    for k, found in enumerate(f(value, state)):
+        inner = state
+        for _ in range(12):
+            inner = sum(np.tanh(inner + j * value[k]) for j in range(12))
+        state = inner * inner + value[k] * inner
+        np.testing.assert_allclose(found, state)
+
+
 def test_long_stacks_stay_arrays():
     x, h = pt.dvector("x"), pt.dscalar("h")
     trace = scanlib.scan(

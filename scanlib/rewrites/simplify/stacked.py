@@ -7,6 +7,7 @@ logarithm of a sum of exponentials.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
@@ -23,7 +24,7 @@ from pytensor.tensor.subtensor import Subtensor
 from scanlib._compat import LOG_SUM_EXP, join_of, split_of
 from scanlib.lengths.numbers import constant_place
 
-MOST_ARRAYS, MOST_OPERATIONS = 8, 8  # one after the other
+MOST_ARRAYS, MOST_OPERATIONS = 8, 8  # of a stack, and between it and what it is reduced by
 
 
 @node_rewriter([Sum, Prod, Max, Min, All, Any])
@@ -31,7 +32,7 @@ def reduce_stacked(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Reduce what is stacked, array by array."""
     op, (stacked,), (out,) = node.op, node.inputs, node.outputs
     axes = range(stacked.type.ndim) if op.axis is None else op.axis
-    arrays = _arrays(stacked, axes[0], MOST_OPERATIONS) if len(axes) == 1 else []
+    arrays = _arrays(stacked, axes[0]) if len(axes) == 1 else []
     if not arrays:
         return None
     dtype = getattr(op, "acc_dtype", None) or out.type.dtype
@@ -46,12 +47,12 @@ def multiply_stacked(fgraph: FunctionGraph, node: Apply) -> list[Variable] | Non
     rows = left if left.type.ndim == 2 else left[None]
     columns = right if right.type.ndim == 2 else right[:, None]
     if rows.type.shape[0] == 1:
-        stacked = columns.type.shape[1] == 1 or bool(_arrays(columns, 0, MOST_OPERATIONS))
+        stacked = columns.type.shape[1] == 1 or bool(_arrays(columns, 0))
         products, axis = rows.T * columns, 0
     else:
-        stacked = columns.type.shape[1] == 1 and bool(_arrays(rows, 1, MOST_OPERATIONS))
+        stacked = columns.type.shape[1] == 1 and bool(_arrays(rows, 1))
         products, axis = rows * columns.T, 1
-    arrays = _arrays(products, axis, MOST_OPERATIONS) if stacked else []
+    arrays = _arrays(products, axis) if stacked else []
     if not arrays:
         return None
     found = pt.expand_dims(reduce(pt.add, arrays), axis)
@@ -66,7 +67,7 @@ def add_stacked_logs(fgraph: FunctionGraph, node: Apply) -> list[Variable] | Non
     """Do the same to logarithms of sums where they are an Op."""
     if type(node.op) is not LOG_SUM_EXP or len(node.op.axis) != 1:
         return None
-    arrays = _arrays(node.inputs[0], node.op.axis[0], MOST_OPERATIONS)
+    arrays = _arrays(node.inputs[0], node.op.axis[0])
     return [reduce(pt.logaddexp, arrays)] if arrays else None
 
 
@@ -77,7 +78,7 @@ def item_of_stack(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     if index is None or len(index) != 1 or not isinstance(index[0], int):
         return None
     node, count = stacked.owner, stacked.type.shape[0]
-    arrays = _arrays(stacked, 0, MOST_OPERATIONS)
+    arrays = _arrays(stacked, 0)
     if not arrays and node is not None and isinstance(node.op, Elemwise) and count is not None:
         arrays = _elementwise(node, 0, count, {})
     return [arrays[index[0]]] if arrays else None
@@ -89,7 +90,7 @@ def unstack(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     whole, axis, sizes = split_of(node)
     if axis is None or not isinstance(sizes, Constant) or not np.all(sizes.data == 1):
         return None
-    arrays = _arrays(whole, axis, MOST_OPERATIONS)
+    arrays = _arrays(whole, axis)
     return [pt.expand_dims(array, axis) for array in arrays] or None
 
 
@@ -100,7 +101,7 @@ def shape_of_stack(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     if owner is None or not isinstance(owner.op, MakeVector | Join):
         return None
     axis, parts = join_of(owner) if isinstance(owner.op, Join) else (0, owner.inputs)
-    if axis is None or not _arrays(stacked, axis, 1):
+    if axis is None or not _arrays(stacked, axis):
         return None
     sizes = [len(parts) if k == axis else parts[0].shape[k] for k in range(stacked.type.ndim)]
     return [pt.cast(pt.stack(sizes), "int64")]
@@ -120,27 +121,53 @@ def without_stacks(body: FunctionGraph) -> bool:
     return body.apply_nodes != before
 
 
-def _arrays(stacked: Variable, axis: int, most: int) -> list[Variable]:
+def _arrays(stacked: Variable, axis: int) -> list[Variable]:
     """Return the arrays that a stack has along an axis, without it; none if they are not known."""
-    node = stacked.owner
-    if node is None or most == 0:
-        return []
-    if isinstance(node.op, MakeVector):
-        arrays = [pt.cast(number, stacked.type.dtype) for number in node.inputs]
-        return arrays if len(arrays) <= MOST_ARRAYS else []
-    if isinstance(node.op, Join):
-        joined, arrays = join_of(node)
-        is_stack = all(array.type.shape[axis] == 1 for array in arrays)
-        if len(arrays) > MOST_ARRAYS or not is_stack or joined != axis:
+    return _Unstacking({})(stacked, axis, MOST_OPERATIONS)
+
+
+@dataclass(frozen=True)
+class _Unstacking:
+    """Looks for the arrays of a stack; `found` are those along an axis of a variable."""
+
+    found: dict[tuple[Variable, int], list[Variable]]
+
+    def __call__(self, stacked: Variable, axis: int, most: int) -> list[Variable]:
+        """Return the arrays, no more than so many operations above a stack."""
+        if most == 0 or stacked.owner is None:
             return []
-        return [pt.cast(array.squeeze(axis), stacked.type.dtype) for array in arrays]
-    if isinstance(node.op, DimShuffle):
-        return _of_turned(node, axis, most)
-    if not isinstance(node.op, Elemwise) or len(node.outputs) > 1:
-        return []
-    found = {inp: _arrays(inp, axis, most - 1) for inp in node.inputs}
-    counts = {len(arrays) for arrays in found.values() if arrays}
-    return _elementwise(node, axis, counts.pop(), found) if len(counts) == 1 else []
+        if (stacked, axis) not in self.found:
+            self.found[stacked, axis] = self.of_node(stacked.owner, axis, most)
+        return self.found[stacked, axis]
+
+    def of_node(self, node: Apply, axis: int, most: int) -> list[Variable]:
+        dtype = node.outputs[0].type.dtype
+        if isinstance(node.op, MakeVector):
+            arrays = [pt.cast(number, dtype) for number in node.inputs]
+            return arrays if len(arrays) <= MOST_ARRAYS else []
+        if isinstance(node.op, Join):
+            joined, arrays = join_of(node)
+            patterns = {array.type.broadcastable for array in arrays}
+            if joined != axis or len(arrays) > MOST_ARRAYS or len(patterns) > 1:
+                return []
+            is_stack = arrays[0].type.broadcastable[axis]
+            return [pt.cast(array.squeeze(axis), dtype) for array in arrays] if is_stack else []
+        if isinstance(node.op, DimShuffle):
+            return self.of_turned(node, axis, most)
+        if not isinstance(node.op, Elemwise) or len(node.outputs) > 1:
+            return []
+        known = {inp: self(inp, axis, most - 1) for inp in node.inputs}
+        counts = {len(arrays) for arrays in known.values() if arrays}
+        return _elementwise(node, axis, counts.pop(), known) if len(counts) == 1 else []
+
+    def of_turned(self, node: Apply, axis: int, most: int) -> list[Variable]:
+        """Return the arrays of a stack whose axes change places, or get others beside them."""
+        place, order = node.op.new_order[axis], list(node.op.new_order)
+        if place == "x":
+            return []
+        del order[axis]
+        rest = [other if other == "x" or other < place else other - 1 for other in order]
+        return [array.dimshuffle(rest) for array in self(node.inputs[0], place, most - 1)]
 
 
 def _elementwise(
@@ -150,16 +177,6 @@ def _elementwise(
     the number of an input's is not known."""
     columns = [known.get(inp) or _items(inp, axis, count) for inp in node.inputs]
     return [node.op(*row) for row in zip(*columns, strict=True)] if all(columns) else []
-
-
-def _of_turned(node: Apply, axis: int, most: int) -> list[Variable]:
-    """Return the arrays of a stack whose axes change places, or get others beside them."""
-    place, order = node.op.new_order[axis], list(node.op.new_order)
-    if place == "x":
-        return []
-    del order[axis]
-    rest = [other if other == "x" or other < place else other - 1 for other in order]
-    return [array.dimshuffle(rest) for array in _arrays(node.inputs[0], place, most - 1)]
 
 
 def _items(variable: Variable, axis: int, count: int) -> list[Variable]:
