@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import HasInnerGraph, Op
@@ -122,8 +123,9 @@ def _is_widened(node: Apply) -> bool:
     dtypes = {getattr(out.type, "dtype", None) for out in node.outputs}
     if not dtypes & {"float64", "complex128"}:
         return False
-    roots = (root for root in ancestors(node.inputs) if root.owner is None)
-    data = {root.type.dtype for root in roots if is_tensor(root) and not isinstance(root, Constant)}
+    roots = [root for root in ancestors(node.inputs) if root.owner is None and is_tensor(root)]
+    arrays = (r for r in roots if not isinstance(r, Constant) or np.size(r.data) > 1)
+    data = {array.type.dtype for array in arrays}
     return "float32" in data and not data & {"float64", "complex128"}
 
 

@@ -138,7 +138,7 @@ def test_arrays_of_one_item_are_not_repeated():
     )
     f = pytensor.function([x, h], trace)
     np.testing.assert_array_equal(f(np.ones((2, 1)), np.zeros(1)), [[1], [2]])
-    with pytest.raises((ValueError, AssertionError), match="size|shape"):
+    with pytest.raises((ValueError, AssertionError), match=r"size|shape"):
         f(np.ones((2, 1)), np.zeros(3))
 
 
