@@ -127,6 +127,29 @@ def test_means_of_small_dtypes_are_added_in_the_dtype_of_the_sum():
     np.testing.assert_array_equal(pytensor.function([x, h], trace)(values, 1), [300, -384, 381])
 
 
+def test_products_of_matrices_that_a_step_stacks():
+    x, h = pt.tensor("x", shape=(None, 2)), pt.tensor("h", shape=(2,))
+    W = pt.tensor("W", shape=(2, 3))
+
+    def step(x, h, W):
+        rows = pt.stack([h, x, h * x])  # (3, 2)
+        return pt.tanh((rows @ W).sum(axis=1)[:2] + pt.stack([h, x], axis=1) @ rows[0])
+
+    trace = scanlib.scan(
+        step, sequences=[x], outputs_info=[h], non_sequences=[W], return_updates=False
+    )
+    f = pytensor.function([x, h, W], trace)
+    values, state, matrix = rng.normal(size=(4, 2)), rng.normal(size=2), rng.normal(size=(2, 3))
+    expected, before = [], state
+    for row in values:
+        rows = np.stack([before, row, before * row])
+        before = np.tanh(
+            (rows @ matrix).sum(axis=1)[:2] + np.stack([before, row], axis=1) @ rows[0]
+        )
+        expected.append(before)
+    np.testing.assert_allclose(f(values, state, matrix), expected)
+
+
 def test_arrays_of_one_item_are_not_repeated():
     """A join repeats nothing."""
     x, h = pt.tensor("x", shape=(None, 1)), pt.dvector("h")

@@ -46,13 +46,12 @@ def multiply_stacked(fgraph: FunctionGraph, node: Apply) -> list[Variable] | Non
     left, right = node.inputs
     rows = left if left.type.ndim == 2 else left[None]
     columns = right if right.type.ndim == 2 else right[:, None]
-    if rows.type.shape[0] == 1:
-        stacked = columns.type.shape[1] == 1 or bool(_arrays(columns, 0))
-        products, axis = rows.T * columns, 0
-    else:
-        stacked = columns.type.shape[1] == 1 and bool(_arrays(rows, 1))
-        products, axis = rows * columns.T, 1
-    arrays = _arrays(products, axis) if stacked else []
+    is_column = columns.type.shape[1] == 1
+    arrays, axis = [], 0
+    if rows.type.shape[0] == 1 and (is_column or _arrays(columns, 0)):
+        arrays = _arrays(rows.T * columns, axis)
+    elif is_column and _arrays(rows, 1):
+        arrays, axis = _arrays(rows * columns.T, 1), 1
     if not arrays:
         return None
     found = pt.expand_dims(reduce(pt.add, arrays), axis)
