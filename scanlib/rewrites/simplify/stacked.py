@@ -80,7 +80,7 @@ def item_of_stack(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     arrays = _arrays(stacked, 0)
     if not arrays and node is not None and isinstance(node.op, Elemwise) and count is not None:
         arrays = _elementwise(node, 0, count, {})
-    return [arrays[index[0]]] if arrays else None
+    return [arrays[index[0]]] if -len(arrays) <= index[0] < len(arrays) else None
 
 
 @node_rewriter([Split])
