@@ -115,7 +115,7 @@ def logs_of_batch(node: Apply) -> list[Variable]:
     core = node.op._create_dummy_core_node(node.inputs)
     if LOG_SUM_EXP is not None and isinstance(core.op, LOG_SUM_EXP):
         return [LOG_SUM_EXP(axis=[axis + rank for axis in core.op.axis])(*node.inputs)]
-    derivative = _derivative_of_logs(core)
+    derivative = derivative_of_logs(core)
     if derivative is None or derivative[1] is None:
         return []
     inputs, axis, cotangent = derivative
@@ -137,7 +137,7 @@ def _stable(node: Apply, has_sums: bool) -> list[Variable]:
         return [_log_of_sum(terms)]
     if has_sums and applies(node, (ps.Mul, ps.TrueDiv)):
         return _with_shares(node)
-    derivative = _derivative_of_logs(node)
+    derivative = derivative_of_logs(node)
     if derivative is None:
         return []
     inputs, axis, cotangent = derivative
@@ -290,7 +290,7 @@ def _factors(variable: Variable) -> tuple[list[Variable], list[Variable]]:
     return found
 
 
-def _derivative_of_logs(node: Apply) -> tuple[list[Variable], int | None, Variable] | None:
+def derivative_of_logs(node: Apply) -> tuple[list[Variable], int | None, Variable] | None:
     """Return the inputs and the axis of the Op that a node is the derivative of, and the cotangent.
 
     Later releases keep derivatives of their Ops for logarithms of sums in Ops of their own, in

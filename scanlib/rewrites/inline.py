@@ -27,12 +27,12 @@ from pytensor.tensor.basic import AllocDiag
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 
-from scanlib._compat import DERIVATIVE_GRAPHS, inline_ofg_node
+from scanlib._compat import inline_ofg_node
 from scanlib.lengths.batches import whole_batch
 from scanlib.ops.batching import batch_of
 from scanlib.ops.composites import COMPOSITES, written_out
 from scanlib.ops.graph import applies
-from scanlib.ops.logaddexp import logs_of_batch
+from scanlib.ops.logaddexp import derivative_of_logs, logs_of_batch
 
 
 @node_rewriter([OpFromGraph])
@@ -49,10 +49,15 @@ def write_out(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
 
 @node_rewriter([*COMPOSITES, Blockwise, OpFromGraph])
 def write_out_in_step(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Put others in the place of graphs, and of Ops that only adopted loops hold, in a step."""
-    if type(node.op) in DERIVATIVE_GRAPHS:
-        return None if node.op.destroy_map else list(inline_ofg_node(node))
-    return written_out(node)
+    """Put others in the place of graphs, and of Ops that only adopted loops hold, in a step.
+
+    Derivatives of logarithms of sums stay: they are recognized, and written by their results.
+    """
+    if type(node.op) is not OpFromGraph:
+        return written_out(node)
+    if node.op.destroy_map or derivative_of_logs(node) is not None:
+        return None
+    return list(inline_ofg_node(node))
 
 
 def _computes(node: Apply) -> bool:

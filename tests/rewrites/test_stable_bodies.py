@@ -4,9 +4,11 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.tensor.math import Max
 from scipy.special import erfc, expit, logsumexp
 
 import scanlib
+from scanlib.ops.scan import Scan
 from tests.modes import MODES
 
 rng = np.random.default_rng(2)
@@ -157,3 +159,16 @@ def test_what_leaves_a_loop(name, linker):
     for row in rows:
         expected.append(h := plain(row, h, matrix))
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-300)
+
+
+def test_gradients_compute_no_logarithm_again():
+    """PyTensor's derivative of `logsumexp` may be an Op with a graph, which does."""
+    x, h = pt.dmatrix("x"), pt.dvector("h")
+    trace = scanlib.scan(lambda x, h: 0.5 * h - pt.logsumexp(h + x), [x], [h], return_updates=False)
+    f = pytensor.function([x, h], pytensor.grad(trace.sum(), [x, h]), mode="NUMBA")
+    (gradient,) = (
+        node.op
+        for node in f.maker.fgraph.apply_nodes
+        if isinstance(node.op, Scan) and node.op.signature.reverse
+    )
+    assert not any(isinstance(node.op, Max) for node in gradient.body.apply_nodes)
