@@ -114,9 +114,7 @@ def written_out(node: Apply) -> list[Variable] | None:
     """Return the outputs of a node, or of a batch of such, by other Ops; None if it stays."""
     if isinstance(node.op, Blockwise):
         write = BATCHES.get(type(node.op.core_op))
-        if write is None:
-            return None
-        return write(node) if write is _of_one_dtype else batch_of(node, write)
+        return None if write is None else batch_of(node, write)
     write = COMPOSITES.get(type(node.op))
     return None if write is None else write(node)
 

@@ -16,9 +16,9 @@ columns of `C` are                     ``Cᵀ = Bᵀ Aᵀ`` in one of these ways
 neither rows nor columns of `C` are    one number after the other
 =====================================  ==========================================================
 
-So are small integers. Products of more than `LARGEST`
-multiplications are left to BLAS if there is an address of it, but those of vectors, which wait for
-memory. The form is chosen by the strides that are known when a kernel is written.
+So are small integers. Products of more than `LARGEST` multiplications are left to BLAS if there is
+an address of it, but those of vectors, which wait for memory. The form is chosen by the strides
+that are known when a kernel is written.
 """
 
 from __future__ import annotations
