@@ -20,7 +20,7 @@ import numpy as np
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
-from pytensor.tensor.basic import MakeVector
+from pytensor.tensor.basic import MakeVector, tensor_copy
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
@@ -29,7 +29,7 @@ from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import INDEX_WRITES, thaw_graph
 from scanlib.kernels.arrays import algebra, blockwise, orders, views  # noqa: F401  (their rules)
-from scanlib.kernels.arrays.array_step import RULES, Destination, Step, overwrites
+from scanlib.kernels.arrays.array_step import RULES, Destination, Step, in_order, overwrites
 from scanlib.kernels.arrays.decompositions import decompose, is_decomposed
 from scanlib.kernels.arrays.nests import deliver, require_shape, write_copy
 from scanlib.kernels.arrays.sizes import (
@@ -170,8 +170,9 @@ class ArrayLoop(Loop):
         decompose(graph)
         apart = take_apart(graph, op.signature)
         self.expected = {} if apart is None else apart.expected
-        if apart is not None:
-            graph = FunctionGraph(graph.inputs, apart.results, clone=False)
+        results = graph.outputs if apart is None else apart.results
+        results = [tensor_copy(out) if _is_view(out) else out for out in results]
+        graph = FunctionGraph(graph.inputs, results, clone=False)
         super().__init__(op, graph, op.outer_input_types())
 
     @cached_property
@@ -212,7 +213,7 @@ class ArrayLoop(Loop):
     @cached_property
     def order(self) -> dict[Apply, int]:
         """Which node of a step comes when."""
-        return {node: position for position, node in enumerate(self.graph.toposort())}
+        return {node: position for position, node in enumerate(in_order(self.graph))}
 
     def stays(self, name: str) -> bool:
         """Whether the new value of a state or a carry may be written over the old one.
@@ -242,6 +243,15 @@ class ArrayLoop(Loop):
                 return True
             node = node.inputs[0].owner
         return False
+
+
+def _is_view(result: Variable) -> bool:
+    """Whether a result of a step is a part of an input, which can be written over once the part has
+    been copied."""
+    base = result
+    while base.owner is not None and isinstance(base.owner.op, Subtensor | DimShuffle):
+        base = base.owner.inputs[0]
+    return base is not result and base.owner is None and result.type.ndim > 0
 
 
 class ArraysRun(TakesSteps[ArrayLoop]):

@@ -100,7 +100,10 @@ WRITTEN_STEPS = {
     "add": (True, lambda k, x, h: h[k].inc(x)),
     "add_twice": (True, lambda k, x, h: h[k].inc(x)[k - 1].inc(2 * x)),
     "read_later": (True, lambda k, x, h: [new := h[k].set(x), new.sum() + new[k]]),
-    "read_before": (False, lambda k, x, h: [h[k].set(x), h[1:]]),
+    "read_before": (True, lambda k, x, h: [h[k].set(x), h[1:]]),
+    "read_again": (False, lambda k, x, h: [new := h[k].set(x), new.sum() * h]),
+    "moved": (False, lambda k, x, h: h[1:].set(h[:-1])),
+    "moved_and_scaled": (True, lambda k, x, h: h[1:].set(x * h[:-1])),
     "turned": (False, lambda k, x, h: h[k].set(x)[::-1]),
     "all_items": (True, lambda k, x, h: h * x),
     "all_items_turned": (False, lambda k, x, h: h * h[::-1]),
@@ -122,6 +125,79 @@ def test_items_that_a_step_writes(stays, step, backwards):
     assert op.signature.untraced == (True,)
     assert bool(ArrayLoop(op, False).rings) != stays
     agree(op, given, wanted)
+
+
+def _table(k, x, h, W):
+    row, value = h[k, None], pt.max(h[k - 1])
+    return h[k].set(pt.tanh(row @ W)[0] + value), row[0]
+
+
+# The same of a matrix, with what is read besides.
+WRITTEN_ROWS = {
+    "row": (True, lambda k, x, h, W: (h[k].set(pt.tanh(W @ h[k - 1] + x)), x)),
+    "column": (True, lambda k, x, h, W: (h[:, k].set(h[:, k - 1] * x + h[::-1, k]), h[k])),
+    "rows": (True, lambda k, x, h, W: (h[1:3].inc(h[0] @ W), h[0:2].sum(0))),
+    "table": (True, _table),
+    "both_ways": (True, lambda k, x, h, W: (h[k].set(x * h[:, k]), h.T[k])),
+    "exchanged": (False, lambda k, x, h, W: (h[k].set(h[0])[0].set(h[k]), x)),
+}
+
+
+@pytest.mark.all_forms
+@pytest.mark.parametrize("stays, step", WRITTEN_ROWS.values(), ids=WRITTEN_ROWS)
+def test_rows_that_a_step_writes(stays, step):
+    """Rows that were read are read before others take their place."""
+    (k, x, h, W), values = drawn(k=T, x=(T, N), h=(N, N), W=(N, N))
+    table, read = scan(step, [k, x], [h, None], W)
+    simplified = RewriteDatabaseQuery(include=["scanlib_simplify", "scanlib_simplify_late"])
+    found = evaluated([k, x, h, W], [table[-1], read], values, simplified)
+    ((op, given, wanted),) = found
+    assert bool(ArrayLoop(op, False).rings) != stays
+    agree(op, given, wanted)
+
+
+@hypothesis.given(hypothesis.strategies.data())
+def test_generated_writes(data):
+    """Views of a state and results of them, read before and after parts of it are written."""
+    (k, x, h), values = drawn(k=T, x=(T, N), h=(N, N))
+    vectors_of = {
+        "row": lambda a, k, i: a[k],
+        "column": lambda a, k, i: a[:, i],
+        "diagonal": lambda a, k, i: a.diagonal(),
+        "largest": lambda a, k, i: a.max(i % 2),
+        "product": lambda a, k, i: a @ a[i],
+        "item": lambda a, k, i: a[i, k] * a[0],
+    }
+    made = {"as it is": lambda v: v, "turned": lambda v: v[::-1], "sine": pt.sin}
+    written = {
+        "row": lambda a, v, k, i: a[k].set(v),
+        "column": lambda a, v, k, i: a[:, i].inc(v),
+        "places": lambda a, v, k, i: a[:, pt.stack([k, i])].set(v[:, None]),
+        "turned": lambda a, v, k, i: a.T[i].set(v).T,
+    }
+    plan = []
+    for _ in range(data.draw(hypothesis.strategies.integers(3, 8))):
+        kinds = data.draw(hypothesis.strategies.sampled_from([vectors_of, made, written]))
+        name = data.draw(hypothesis.strategies.sampled_from(sorted(kinds)))
+        which = data.draw(
+            hypothesis.strategies.tuples(*[hypothesis.strategies.integers(0, N - 1)] * 3)
+        )
+        plan.append((kinds, name, which))
+
+    def step(k, x, h):
+        arrays, vectors = [h], [x]
+        for kinds, name, (i, j, place) in plan:
+            vector, array = vectors[-1 - i % len(vectors)], arrays[j % len(arrays)]
+            if kinds is made:
+                vectors.append(made[name](vector))
+            elif kinds is vectors_of:
+                vectors.append(vectors_of[name](array, k, place))
+            else:
+                arrays.append(written[name](arrays[-1], vector, k, place))
+        return 0.9 * arrays[-1] if plan[0][2][0] else arrays[-1], vectors[-1]
+
+    table, read = scan(step, [k, x], [h, None])
+    check([k, x, h], [table[-1], read], values)
 
 
 def test_items_are_written_where_outputs_grow():

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import Join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
@@ -55,19 +57,55 @@ def rule(*kinds: type) -> Callable[[Rule], Rule]:
     return register
 
 
+def in_order(graph: FunctionGraph) -> list[Apply]:
+    """Return the nodes of a step in the order in which they are computed.
+
+    Those that write into arrays come as late as they can: others have read these by then.
+    """
+    nodes = graph.toposort()
+    ranks = {node: (isinstance(node.op, INDEX_WRITES), k) for k, node in enumerate(nodes)}
+    missing = {node: {inp.owner for inp in node.inputs if inp.owner} for node in nodes}
+    found, ready = [], [ranks[node] for node in nodes if not missing[node]]
+    heapify(ready)
+    while ready:
+        node = nodes[heappop(ready)[1]]
+        found.append(node)
+        for client in {client for out in node.outputs for client, _ in graph.clients[out]}:
+            if client in ranks:
+                missing[client].remove(node)
+                if not missing[client]:
+                    heappush(ready, ranks[client])
+    return found
+
+
 def overwrites(graph: FunctionGraph, node: Apply, order: Mapping[Apply, int]) -> bool:
-    """Whether a node may write into its first input: what others read of that are numbers, before.
+    """Whether a node may write into its first input: nobody else reads that memory from then on.
 
     `order` says which node comes when.
     """
     base = node.inputs[0]
-    if node.inputs.count(base) > 1 or base in graph.outputs:
+    return node.inputs.count(base) == 1 and _is_read_before(graph, base, node, order)
+
+
+def _is_read_before(
+    graph: FunctionGraph, variable: Variable, writer: Apply, order: Mapping[Apply, int]
+) -> bool:
+    """Whether a variable, views of it, and what is computed of it where that is read, are read
+    before a node writes into it, by others than that."""
+    if variable in graph.outputs:
         return False
-    others = [client for client, _ in graph.clients[base] if client is not node]
-    return all(
-        order[client] < order[node] and all(out.type.ndim == 0 for out in client.outputs)
-        for client in others
-    )
+    for client, _ in graph.clients[variable]:
+        if client is writer and variable is writer.inputs[0]:
+            continue
+        if order[client] >= order[writer]:
+            return False
+        is_stored = isinstance(client.op, CAReduce | Dot)
+        for out in client.outputs:
+            if isinstance(client.op, Elemwise):
+                is_stored = not _is_computed_where_read(graph, out)
+            if out.type.ndim and not is_stored and not _is_read_before(graph, out, writer, order):
+                return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -128,7 +166,7 @@ class Step:
 
     def emit(self, graph: FunctionGraph) -> None:
         """Write all nodes of a body whose inputs are bound."""
-        nodes = graph.toposort()
+        nodes = in_order(graph)
         for position, node in enumerate(nodes):
             for inp in node.inputs:
                 self.last_use[inp] = position

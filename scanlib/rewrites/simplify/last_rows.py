@@ -7,7 +7,7 @@ keeps only its last rows; the check then moves into the loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import pytensor.tensor as pt
@@ -19,9 +19,10 @@ from scanlib._compat import IfElse
 from scanlib.lengths.arrays import slice_of
 from scanlib.lengths.numbers import constant_index, indices_of
 from scanlib.ops.loop import Loop, Output, Part, State
+from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.row_ops.checked_rows import CheckedValue
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.edit import LoopEdit
+from scanlib.rewrites.edit import LoopEdit, replace
 
 MAX_KEPT_ROWS = 8  # more rows than this are read from a stored history
 
@@ -93,12 +94,15 @@ def value_of_rows(
 
 
 def last_row_reads(
-    fgraph: FunctionGraph, history: Variable, depth: int
+    fgraph: FunctionGraph, history: Variable, depth: int, besides: Collection[Apply] = ()
 ) -> tuple[list[LastRow], bool]:
-    """Return the reads of last rows of a history, and whether it is read in no other way."""
+    """Return the reads of last rows of a history, and whether it is read in no other way, `besides`
+    by some nodes."""
     reads: list[LastRow] = []
     only = True
     for client in fgraph.clients.get(history, ()):
+        if client[0] in besides:
+            continue
         is_trace = tap_of_view(client[0], depth) == 0
         readers = fgraph.clients.get(client[0].outputs[0], ()) if is_trace else [client]
         found = (_last_row(node, place, is_trace) for node, place in readers)
@@ -129,7 +133,15 @@ def _last_row(node: Apply, position: int, needs_step: bool) -> LastRow | None:
     return LastRow(node.outputs[0], -back, tuple(indices[1:]), needs_step, several)
 
 
-def untrace(edit: LoopEdit) -> dict[Variable, Variable]:
+def untrace_loops(rewrite: LoopRewrite, fgraph: FunctionGraph) -> None:
+    """Let a rewrite stop the storing of histories that only last rows are read of."""
+    for node in filter(is_loop, fgraph.toposort()):
+        if node in fgraph.apply_nodes:
+            with rewrite.attempt(fgraph, node):
+                replace(fgraph, _untrace(LoopEdit(fgraph, node)), "scanlib_untrace")
+
+
+def _untrace(edit: LoopEdit) -> dict[Variable, Variable]:
     """Stop storing histories of which only last rows are read.
 
     Returns what replaces those reads. Loops that run backwards keep their histories: users

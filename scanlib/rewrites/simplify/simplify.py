@@ -16,7 +16,7 @@ from scanlib.ops.loop import Loop
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.rewrites.edit import LoopEdit, replace
 from scanlib.rewrites.simplify.checkpointed_loops import settle_checkpoints
-from scanlib.rewrites.simplify.last_rows import check_last_rows, is_loop, untrace
+from scanlib.rewrites.simplify.last_rows import check_last_rows, is_loop, untrace_loops
 from scanlib.rewrites.simplify.redundant import (
     canonicalize_body,
     drop_unread_inputs,
@@ -107,10 +107,7 @@ class SimplifyLoops(LoopRewrite):
             merge_equal.rewrite(fgraph)
             if not self.simplify_each(fgraph, done, left) and not self.merge_one(fgraph):
                 break
-        for node in self.loops(fgraph):
-            if node in fgraph.apply_nodes:
-                with self.attempt(fgraph, node):
-                    replace(fgraph, untrace(LoopEdit(fgraph, node)), "scanlib_untrace")
+        untrace_loops(self, fgraph)
 
     @staticmethod
     def loops(fgraph: FunctionGraph) -> list[Apply]:

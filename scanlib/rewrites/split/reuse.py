@@ -11,6 +11,10 @@ What is chosen is what a product goes into, at the last function before the grad
 work: the gates after their sigmoids, not the products before. What is arithmetic on them, or a
 function of stored rows alone, is computed again.
 
+Of an array into which steps write items, such as a table that a loop fills, the gradient reads the
+items that a step has read. Where that is all it reads, the first loop stores these, and no array
+for each step.
+
 A choice is stored as truth values. The derivative of ``h_t = max(h_{t-1}, x_t)`` asks at every step
 which of the two it was: it reads both, sixteen bytes, to find out one bit. Long loops of this kind
 are as fast as the memory, and the forward loop has both numbers in its registers. So it stores the
@@ -24,7 +28,7 @@ stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pytensor.scalar as ps
@@ -33,6 +37,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, toposort, walk
 from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import freeze_graph
 from scanlib.analysis.scalar_body import NotElementwiseError
@@ -52,7 +57,12 @@ from scanlib.rewrites.over_time.split_cost import (
     kind,
     of_differing_shapes,
 )
-from scanlib.rewrites.simplify.last_rows import is_loop, value_of_rows
+from scanlib.rewrites.simplify.last_rows import (
+    is_loop,
+    last_row_reads,
+    untrace_loops,
+    value_of_rows,
+)
 from scanlib.rewrites.split.split import keeps_loops_whole
 
 
@@ -65,7 +75,8 @@ class ReuseForwardValues(LoopRewrite):
         if keeps_loops_whole(fgraph):
             return
         loops = [n for n in fgraph.toposort() if is_loop(n) and not n.op.recompute]
-        serve_readers(fgraph, loops, lambda node: not node.op.signature.has_stop, _reuse)
+        if serve_readers(fgraph, loops, lambda node: not node.op.signature.has_stop, _reuse):
+            untrace_loops(self, fgraph)
 
 
 def serve_readers(
@@ -73,19 +84,22 @@ def serve_readers(
     loops: list[Apply],
     can_serve: Callable[[Apply], bool],
     serve: Callable[[FunctionGraph, Apply, Apply], Apply | None],
-) -> None:
-    """Let each of some loops, in order, be served by the first one above it that has what it needs.
+) -> bool:
+    """Let each of some loops, in order, be served by the first one above it that has what it needs;
+    return whether any is.
 
     `serve` is given a loop that `can_serve` and its reader, and returns the first one's new node.
     """
+    served = False
     for reader in loops[1:]:
         above = set(ancestors(reader.inputs))
         for place, maker in enumerate(loops[: loops.index(reader)]):
             if above.intersection(maker.outputs) and can_serve(maker):
                 made = serve(fgraph, maker, reader)
                 if made is not None:
-                    loops[place] = made
+                    loops[place], served = made, True
                     break
+    return served
 
 
 def _reuse(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
@@ -93,6 +107,9 @@ def _reuse(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     source, target = Loop.from_node(maker), Loop.from_node(reader)
     places = same_rows(maker, source, target)
     chosen = _chosen(source, target, places) if places else {}
+    if places:
+        rows = _rows_for_one(fgraph, (maker, reader), (source, target))
+        chosen |= _parts_of_rows(source, target, places, chosen, rows)
     if not chosen:
         return None
 
@@ -199,6 +216,59 @@ def _chosen(
     for _ in walk(roots, inputs_of, bfs=False):
         pass
     return chosen
+
+
+def _rows_for_one(
+    fgraph: FunctionGraph, nodes: tuple[Apply, Apply], loops: tuple[Loop, Loop]
+) -> Iterator[list[Variable]]:
+    """Yield, for states of the maker that the reader alone has a use for, but for last rows, the
+    rows by which it reads them."""
+    (maker, reader), (source, target) = nodes, loops
+    histories = maker.op.signature.split_outputs(maker.outputs).histories
+    for state, history in zip(source.states, histories, strict=True):
+        views = {
+            part.outer.owner: part.row
+            for part in target.sequences
+            if part.outer.owner is not None
+            and part.outer.owner.inputs[:1] == [history]
+            and all(client is reader for client, _ in fgraph.clients[part.outer])
+        }
+        if views and last_row_reads(fgraph, history, state.depth, views)[1]:
+            yield list(views.values())
+
+
+def _parts_of_rows(
+    source: Loop,
+    target: Loop,
+    places: dict[Variable, Variable],
+    chosen: dict[Variable, Variable],
+    rows: Iterable[list[Variable]],
+) -> dict[Variable, Variable]:
+    """Return parts of rows that are all that the reader's body reads of them, with their twins."""
+    roots = target.body_outputs()
+    readers: dict[Variable, list[Apply]] = {}
+    for node in toposort(roots, blockers=list(chosen)):
+        for inp in set(node.inputs):
+            readers.setdefault(inp, []).append(node)
+    found: dict[Variable, Variable] = {}
+    for group in rows:
+        reads = [node for row in group for node in readers.get(row, [])]
+        if set(group).isdisjoint(roots) and _are_smaller(reads, group[0]):
+            parts = [node.outputs[0] for node in reads]
+            twins = _twins(source, toposort(parts), places)
+            if all(part in twins for part in parts):
+                found |= {part: twins[part] for part in parts}
+    return found
+
+
+def _are_smaller(reads: list[Apply], row: Variable) -> bool:
+    """Whether nodes take items of an array, fewer than it has."""
+    if not reads or not all(isinstance(node.op, Subtensor) for node in reads):
+        return False
+    parts = [node.outputs[0].type for node in reads]
+    if None not in row.type.shape and not any(None in part.shape for part in parts):
+        return sum(np.prod(part.shape) for part in parts) < np.prod(row.type.shape)
+    return all(part.ndim < row.type.ndim for part in parts)
 
 
 def _is_product(node: Apply) -> bool:

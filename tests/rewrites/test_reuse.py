@@ -1,0 +1,63 @@
+"""Gradients of arrays that a step writes read the items that the step has read, not the arrays."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import scanlib
+from scanlib.rewrites.simplify.last_rows import is_loop
+from tests.checks import assert_derivatives, in_python
+
+N = 4
+rng = np.random.default_rng(5)
+
+# Steps that write into a state, of indices `t` from one on, sequence rows and a matrix.
+VECTORS = {
+    "row": lambda t, x, h, W: h[t].set(pt.tanh(W @ h[t - 1] + x)),
+    "two_rows": lambda t, x, h, W: h[t].set(pt.tanh(W @ h[t - 1] + x * h[t // 2])),
+    "column": lambda t, x, h, W: h[:, t].set(pt.sin(h[:, t - 1] * x)),
+    "added": lambda t, x, h, W: h[t].inc(pt.exp(-(h[t - 1] ** 2)) @ W + x),
+}
+NUMBERS = {
+    "item": lambda t, x, h, W: h[t].set(pt.tanh(W[0, 0] * h[t - 1] + x)),
+    "items": lambda t, x, h, W: h[t].set(pt.sin(h[t - 1]) * h[t // 2] + x),
+}
+
+
+def filled(name, read=lambda tables: tables[-1]):
+    """Return a cost of a filled array, with what it is computed from and values."""
+    of_vectors = name in VECTORS
+    x, W = pt.dmatrix("x") if of_vectors else pt.dvector("x"), pt.dmatrix("W")
+    step = (VECTORS | NUMBERS)[name]
+    steps = pt.arange(1, x.shape[0])
+    start = pt.ones((x.shape[0], x.shape[0])) / 2 if name == "column" else pt.ones_like(x) / 2
+    tables = scanlib.scan(step, [steps, x[1:]], start, W, return_updates=False)
+    values = [rng.normal(size=(N, N) if of_vectors else N), rng.normal(size=(N, N)) / 2]
+    return (read(tables) ** 2).sum(), [x, W], values
+
+
+@pytest.mark.parametrize("name", VECTORS | NUMBERS)
+def test_no_array_is_kept_for_each_step(name, fast_mode):
+    cost, inputs, values = filled(name)
+    gradients = pytensor.grad(cost, inputs, disconnected_inputs="ignore")
+    function = pytensor.function(inputs, [cost, *gradients], mode=fast_mode)
+    forward, backward = (n for n in function.maker.fgraph.toposort() if is_loop(n))
+    assert forward.op.signature.untraced == (True,)
+    state = forward.op.body.outputs[0].type
+    rows = backward.op.signature.split_inputs(backward.inputs).sequences
+    assert all(row.type.ndim <= state.ndim for row in rows)
+    walk = in_python(inputs, cost)
+    assert_derivatives(
+        cost, dict(zip(inputs, values, strict=True)), walk, fast_mode, disconnected_inputs="ignore"
+    )
+
+
+def test_arrays_that_are_read_whole_are_kept(fast_mode):
+    cost, inputs, values = filled("row", read=lambda tables: tables)
+    gradients = pytensor.grad(cost, inputs)
+    function = pytensor.function(inputs, gradients, mode=fast_mode)
+    forward = next(n for n in function.maker.fgraph.toposort() if is_loop(n))
+    assert forward.op.signature.untraced == (False,)
+    walk = in_python(inputs, cost)
+    assert_derivatives(cost, dict(zip(inputs, values, strict=True)), walk, fast_mode, order=1)
