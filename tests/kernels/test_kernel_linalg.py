@@ -216,7 +216,8 @@ def computed(way, name, inputs, out, *flags, static=False, spare=True, turned=Fa
             factor = getattr(factorizations, FACTORIZED[name])
             given = *rest, *factor(w, a, *rest), *others, result
         else:
-            given = a, *others, result, *flags, *rest
+            operands = (f if isinstance(f, bool) else w.constant(f, INT64) for f in flags)
+            given = a, *others, result, *operands, *rest
         for value in getattr(factorizations, name)(w, *given):
             w.store(code, 0, value)
 
@@ -335,7 +336,7 @@ def test_triangular_factors(dtype):
         for rows in {min(n, m), n}:
             out = np.full((rows, m), np.nan, dtype)
             options = {"static": static, "spare": "items"}
-            computed(way, "triangular_factor", [a], out, **options)
+            computed(way, "triangular_factor", [a], out, min(n, m), **options)
             scale = np.abs(whole).max(initial=0) or 1
             wanted = np.zeros((rows, m))
             wanted[: len(expected)] = expected

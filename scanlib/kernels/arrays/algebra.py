@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
@@ -24,7 +25,6 @@ from scanlib.kernels.linalg import factorizations, products
 from scanlib.kernels.linalg.matrices import Matrix, packed
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import load_number
-from scanlib.ops.graph import core_op
 from scanlib.ops.messages import shape_text
 from scanlib.ops.row_ops.step_products import LENGTHS, SIZES, StepProducts
 from scanlib.ops.row_ops.triangular import TriangularFactor
@@ -208,27 +208,48 @@ def write_cholesky(step: Step, node: Apply) -> None:
     (inp,), (out,) = node.inputs, node.outputs
     place = step.place(inp)
     target, result = _result(step, out, place.sizes)
-    a, lower = _square(step, place), bool(core_op(node).lower)
+    a, lower = _square(step, place), bool(node.op.lower)
     factorizations.cholesky(step.writer, a.turned if lower else a, result, lower)
     step.bind_place(out, target)
 
 
 @rule(QR)
-def write_triangular_factor(step: Step, node: Apply) -> None:
-    """Write the triangular factor alone, whose rows are no more than the matrix has of either."""
+def write_orthogonal_factors(step: Step, node: Apply) -> None:
+    """Write the factors of a matrix, or the triangular one alone, whose rows are no more than the
+    matrix has of either.
+
+    What takes the matrix to its triangular factor takes an identity beside it to the other one.
+    """
     _check_real(node)
-    (inp,), (out, *others), op = node.inputs, node.outputs, core_op(node)
-    if op.mode != "r" or others:
-        raise NoKernelError(f"{op} has no kernel but for the triangular factor alone")
+    (inp,), (out, *others), op, w = node.inputs, node.outputs, node.op, step.writer
+    if op.pivoting or op.mode == "raw":
+        raise NoKernelError(f"{op} has no kernel")
     place = step.place(inp)
     rows, columns = map(step.sizes.same, place.sizes)
     least = minimum(rows, columns)
-    if not isinstance(op, TriangularFactor) and step.sizes.same(least) != rows:
+    if not others and not isinstance(op, TriangularFactor) and step.sizes.same(least) != rows:
         raise NoKernelError(f"{op} of a matrix that may have more rows than columns has no kernel")
-    target, result = _result(step, out, [least, columns])
-    spare = step.fresh(place.dtype, [rows, columns]).pointer
-    factorizations.triangular_factor(step.writer, matrix(step, place), result, spare)
-    step.bind_place(out, target)
+    count = step.value(least)
+    if not others:
+        target, result = _result(step, out, [least, columns])
+        spare = step.fresh(place.dtype, [rows, columns])
+        factorizations.triangular_factor(w, matrix(step, place), result, count, spare.pointer)
+        step.bind_place(out, target)
+        return
+    width = total(columns, rows)
+    both, found, spare = (step.fresh(place.dtype, [rows, width]) for _ in range(3))
+    far, near = both.strides
+    beside = w.offset(both.pointer, step.bytes(step.value(columns), near))
+    zero, one = (step.scalars.constant(number, place.dtype) for number in (0, 1))
+    write_copy(step, place, both.view([rows, columns], both.strides))
+    write_copy(step, zero, both.view([rows, rows], both.strides, beside))
+    write_copy(step, one, both.view([rows], [total(far, near)], beside))
+    whole = packed(found.pointer, place.dtype, *map(partial(size_operand, step), found.sizes))
+    factorizations.triangular_factor(w, matrix(step, both), whole, count, spare.pointer)
+    kept = rows if op.mode == "full" else least
+    beside = w.offset(found.pointer, step.bytes(step.value(columns), near))
+    step.bind_place(out, found.view([rows, kept], [near, far], beside))
+    step.bind_place(others[0], found.view([kept, columns], [far, near]))
 
 
 @rule(MatrixInverse)
@@ -254,7 +275,7 @@ def write_determinant(step: Step, node: Apply) -> None:
     place = step.place(node.inputs[0])
     spare = _spare(step, place.dtype, place.sizes[0])
     whole, sign, size = factorizations.determinant(step.writer, _square(step, place), spare)
-    results = [whole] if isinstance(core_op(node), Det) else [sign, size]
+    results = [whole] if isinstance(node.op, Det) else [sign, size]
     for out, result in zip(node.outputs, results, strict=True):
         step.bind_number(out, result)
 
@@ -271,7 +292,7 @@ def _mirrored(step: Step, place: Place, upper: Matrix) -> Matrix:
 def write_solve(step: Step, node: Apply) -> None:
     """Write a solve; which one depends on what is known of the matrix."""
     _check_real(node)
-    op, (left, right), (out,), w = core_op(node), node.inputs, node.outputs, step.writer
+    op, (left, right), (out,), w = node.op, node.inputs, node.outputs, step.writer
     kind = getattr(op, "assume_a", "gen")
     if kind not in ("gen", "pos", "sym", "her"):
         raise NoKernelError(f"a solve with a matrix that is {kind} has no kernel")

@@ -23,7 +23,6 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import Join
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Shape, Shape_i
@@ -37,7 +36,6 @@ from scanlib.kernels.language import DTYPES, INT64, Block, Type, Value, Writer
 from scanlib.kernels.scalars import NoKernelError, Number, Scalars, parts_of
 from scanlib.kernels.spans import itemsize, lane_pieces, load_number, store_number
 from scanlib.lengths.numbers import constant_index
-from scanlib.ops.graph import core_op
 from scanlib.ops.messages import NodeMessages
 
 MOST_ITEMS = 4  # that are read of a result which is not stored
@@ -186,10 +184,7 @@ class Step:
 
     def apply(self, node: Apply) -> None:
         """Write one node."""
-        op = core_op(node)
-        if isinstance(node.op, Blockwise) and node.op.batch_ndim(node):
-            op = node.op
-        found = next((RULES[kind] for kind in type(op).__mro__ if kind in RULES), None)
+        found = next((RULES[kind] for kind in type(node.op).__mro__ if kind in RULES), None)
         if found is None:
             raise NoKernelError(f"{node.op} has no kernel for arrays")
         for variable in (*node.inputs, *node.outputs):

@@ -8,18 +8,21 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import AllocDiag, AllocEmpty, Eye
 from pytensor.tensor.blas import BatchedDot, Dot22, Dot22Scalar, Gemm, Gemv
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.linalg.products import Expm
 from pytensor.tensor.math import Argmax, Prod, ProdWithoutZeros
 from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.special import Softmax
 
 from scanlib._compat import GER, inline_ofg_node
 from scanlib.kernels.scalars import NoKernelError
+from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.row_ops.step_products import LENGTHS, SIZES, StepProducts
 
 
@@ -97,6 +100,55 @@ def _split_dims(op: SplitDims, x: Variable, shape: Variable) -> Variable:
     return pt.reshape(x, [*sizes[:axis], *parts, *sizes[axis + 1 :]])
 
 
+# Numerators of Padé's approximants of the exponential function, and the largest norms of matrices
+# for which they err by less than the numbers are rounded (N. Higham, "The scaling and squaring
+# method for the matrix exponential revisited", SIAM J. Matrix Anal. Appl. 26, 2005, table 2.3).
+_PADE = {
+    "float32": ([17297280, 8648640, 1995840, 277200, 25200, 1512, 56, 1], 3.925724783138660),
+    "float64": (
+        [
+            *(64764752532480000, 32382376266240000, 7771770303897600, 1187353796428800),
+            *(129060195264000, 10559470521600, 670442572800, 33522128640, 1323241920),
+            *(40840800, 960960, 16380, 182, 1),
+        ],
+        5.371920351148152,
+    ),
+}
+
+
+def _expm(op: Expm, a: Variable) -> Variable:
+    """Return the exponential of a matrix, by that of a 2ᵏth of it, squared k times."""
+    dtype = a.type.dtype
+    if dtype not in _PADE:
+        raise NoKernelError(f"the exponential of a matrix of {dtype} has no kernel")
+    numbers, largest = _PADE[dtype]
+    text = "Last 2 dimensions of the array must be square"
+    a = CheckAndRaise(np.linalg.LinAlgError, text)(a, pt.eq(a.shape[0], a.shape[1]))
+    norm = pt.max(pt.sum(abs(a), axis=0))
+    is_small = ~(norm > largest) | pt.isinf(norm)  # or no number, or there are none
+    squarings = pt.cast(pt.switch(is_small, 0, pt.ceil(pt.log2(norm / largest))), "int64")
+    a = a * pt.cast(pt.exp2(-squarings), dtype)
+    square, identity = pt.dot(a, a), pt.eye(a.shape[0], dtype=dtype)
+    powers = [identity, square]
+    while 2 * len(powers) < min(len(numbers), 8):
+        powers.append(pt.dot(powers[-1], square))
+    odd, even = _even_polynomial(numbers[1::2], powers), _even_polynomial(numbers[::2], powers)
+    odd = pt.dot(a, odd)
+    root = Carry(pt.linalg.solve(even - odd, even + odd), x := a.type(), pt.dot(x, x))
+    return Loop(n_steps=squarings, carries=[root]).results()[root]
+
+
+def _even_polynomial(numbers: list[int], powers: list[Variable]) -> Variable:
+    """Return ``Σ numbers[i] powers[i]``, the highest powers as products with the last one given."""
+    low = numbers[: len(powers)]
+    found = sum(float(c) * power for c, power in zip(low, powers, strict=False))
+    high = numbers[len(powers) :]
+    if high:
+        above = sum(float(c) * p for c, p in zip(high, powers[1:], strict=False))
+        found = found + pt.dot(powers[-1], above)
+    return found
+
+
 def _sum(a: Variable, product: Variable, b: Variable, z: Variable) -> Variable:
     """Return ``a product + b z``; if `b` is zero, nothing may have been written to `z`."""
     scaled = product if _is_constant(a, 1) else a * product
@@ -116,6 +168,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Variable]] = {
     Gemv: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
     BatchedDot: lambda op, x, y: (StepProducts() if x.dtype == y.dtype else pt.matmul)(x, y),
     StepProducts: _step_products,
+    Expm: _expm,
     Softmax: _softmax,
     Argmax: _argmax,
     JoinDims: _join_dims,
@@ -133,15 +186,22 @@ DECOMPOSITIONS: dict[Any, Callable[..., Variable]] = {
 def decompose(graph: FunctionGraph) -> None:
     """Put nodes that have rules in the place of Ops that are graphs, and of some others."""
     while True:
-        found = [node for node in graph.toposort() if is_decomposed(node.op)]
+        found = [(node, outputs) for node in graph.toposort() if (outputs := _decomposed(node))]
         if not found:
             return
-        for node in found:
-            if type(node.op) in DECOMPOSITIONS:
-                outputs = [DECOMPOSITIONS[type(node.op)](node.op, *node.inputs)]
-            else:
-                outputs = inline_ofg_node(node)
+        for node, outputs in found:
             graph.replace_all(list(zip(node.outputs, outputs, strict=True)), import_missing=True)
+
+
+def _decomposed(node: Apply) -> list[Variable] | None:
+    """Return what takes the place of a node's outputs; None where they stay."""
+    op = node.op
+    if isinstance(op, Blockwise):
+        return None if op.batch_ndim(node) else op.core_op.make_node(*node.inputs).outputs
+    if not is_decomposed(op):
+        return None
+    rule = DECOMPOSITIONS.get(type(op))
+    return inline_ofg_node(node) if rule is None else [rule(op, *node.inputs)]
 
 
 def is_decomposed(op: Op) -> bool:

@@ -49,7 +49,6 @@ from scanlib.kernels.spans import (
     store_number,
     walk,
 )
-from scanlib.ops.graph import core_op
 
 REGISTER = 64  # bytes of the lanes of the widest dtype: of two registers
 MOST_UNROLLED = 4  # parts of a known number of items
@@ -511,7 +510,7 @@ def write_choice(step: Step, node: Apply) -> None:
 @rule(CumOp)
 def write_cumulative(step: Step, node: Apply) -> None:
     """Write sums or products of all items up to each one: row after row."""
-    (inp,), (out,), op = node.inputs, node.outputs, core_op(node)
+    (inp,), (out,), op = node.inputs, node.outputs, node.op
     place = contiguous(step, inp) if op.axis is None else step.place(inp)
     if op.axis is None:
         place = place.view([product(*place.sizes)], [place.itemsize])

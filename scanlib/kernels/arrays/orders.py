@@ -30,7 +30,6 @@ from scanlib.kernels.language import INT64, Local, Type, Value, Writer
 from scanlib.kernels.linalg.matrices import shared
 from scanlib.kernels.scalars import NoKernelError, Number, limit, parts_of, real
 from scanlib.kernels.spans import load_number
-from scanlib.ops.graph import core_op
 
 RUN = 32  # items that are put in order by counting
 LANES = 8  # items whose places are counted at once
@@ -263,7 +262,7 @@ def write_order(step: Step, node: Apply) -> None:
     compared, target = _compared(source.dtype), step.target(out, source.sizes)
     size, with_spare = source.sizes[axis], total(source.sizes[axis], LANES)
     step.bind_place(out, target)
-    is_argsort = isinstance(core_op(node), ArgSortOp)
+    is_argsort = isinstance(node.op, ArgSortOp)
     if is_argsort and isinstance(inp.owner_op, ArgSortOp) and sorted_axis(inp.owner) == axis:
         _write_inverse(step, axis, source, target)
         return
@@ -317,7 +316,7 @@ def write_search(step: Step, node: Apply) -> None:
     (inp, wanted), (out,), w = node.inputs, node.outputs, step.writer
     row = step.place(inp)
     dtype = np.promote_types(row.dtype, wanted.type.dtype).name
-    compared, is_left = _compared(dtype), core_op(node).side == "left"
+    compared, is_left = _compared(dtype), node.op.side == "left"
     size = step.value(row.sizes[0])
 
     def compares(item: Number) -> Value:

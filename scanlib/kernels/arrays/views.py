@@ -61,7 +61,6 @@ from scanlib.kernels.scalars import NoKernelError, Number, added, parts_of, real
 from scanlib.kernels.spans import load_number, store_number
 from scanlib.lengths.numbers import constant_index, constant_place, indices_of
 from scanlib.ops import errors
-from scanlib.ops.graph import core_op
 from scanlib.ops.messages import SPECIFIED_SHAPE, out_of_bounds, shape_text
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.row_segments import FEW_ROWS, MergeRows, SplitRows
@@ -89,7 +88,7 @@ rule(ScalarOp)(lambda step, node: write_numbers(step, node, node))
 
 @rule(Shape_i)
 def write_shape_i(step: Step, node: Apply) -> None:
-    step.bind_known(node.outputs[0], shape_of(step, node.inputs[0])[core_op(node).i])
+    step.bind_known(node.outputs[0], shape_of(step, node.inputs[0])[node.op.i])
 
 
 def shape_of(step: Step, variable: Variable) -> tuple[Size, ...]:
@@ -266,7 +265,7 @@ def diagonal(step: Step, place: Place, axes: tuple[int, int], offset: int) -> Pl
 
 @rule(ExtractDiag)
 def write_extract_diag(step: Step, node: Apply) -> None:
-    op = core_op(node)
+    op = node.op
     place = step.place(node.inputs[0])
     step.bind_place(node.outputs[0], diagonal(step, place, (op.axis1, op.axis2), op.offset))
 
@@ -420,7 +419,7 @@ def _computed_item(step: Step, variable: Variable, indices: Sequence[Variable | 
 
 @rule(IncSubtensor)
 def write_inc_subtensor(step: Step, node: Apply) -> None:
-    value, out, op = node.inputs[1], node.outputs[0], core_op(node)
+    value, out, op = node.inputs[1], node.outputs[0], node.op
     indices = indices_of(node)
     target = copied_base(step, node)
     part = indexed(step, target, indices)
@@ -542,7 +541,7 @@ def write_gather(step: Step, node: Apply) -> None:
 def write_scatter(step: Step, node: Apply) -> None:
     """Write numbers to the items that arrays of indices select, one after the other."""
     _, value, *rest = node.inputs
-    (out,), op = node.outputs, core_op(node)
+    (out,), op = node.outputs, node.op
     if getattr(op, "ignore_duplicates", False):
         raise NoKernelError("a write that forgets repeated indices has no kernel")
     for array in rest:
@@ -597,7 +596,7 @@ def write_arange(step: Step, node: Apply) -> None:
 
 @rule(AllocDiag)
 def write_alloc_diag(step: Step, node: Apply) -> None:
-    (value,), (out,), op = node.inputs, node.outputs, core_op(node)
+    (value,), (out,), op = node.inputs, node.outputs, node.op
     place = step.place(value)
     *sizes, size = map(step.sizes.same, place.sizes)
     for axis in (op.axis1, op.axis2):

@@ -308,11 +308,11 @@ def inverse(w: Writer, a: Matrix, out: Matrix, spare: Value) -> Value:
 
 
 @shared
-def triangular_factor(w: Writer, a: Matrix, out: Matrix, spare: Value) -> None:
+def triangular_factor(w: Writer, a: Matrix, out: Matrix, count: Value, spare: Value) -> None:
     """Write the rows of ``R``, with ``A = Q R``, that `out` has: no more than `A` has rows.
 
-    The columns of A, which are rows of `spare`, memory for as many items as `A` has, are reflected
-    one after the other.
+    The first `count` columns of A, which are rows of `spare`, memory for as many items as `A` has,
+    are reflected one after the other, and others with them: of an identity behind them, ``Qᵀ``.
 
     The reflection that takes ``x`` to ``(α, 0 …)``, with ``α = -sign(x₀) ‖x‖``, takes another `z`
     to ``z - v (vᵀ z) / (‖x‖² - α x₀)``, where ``v = x - (α, 0 …)``. As in LAPACK, `x` is divided
@@ -322,7 +322,7 @@ def triangular_factor(w: Writer, a: Matrix, out: Matrix, spare: Value) -> None:
     turned = packed(spare, a.dtype, m, n)
     copy(w, a.turned, turned)
     zero, one = w.constant(0.0, kind), w.constant(1.0, kind)
-    with w.loop(0, w.select(n < m, n, m)) as i:
+    with w.loop(0, count) as i:
         mine = turned.row(w, i)
         largest, squares = w.local(zero), w.local(zero)
         with w.loop(i, n) as k:
@@ -347,7 +347,8 @@ def triangular_factor(w: Writer, a: Matrix, out: Matrix, spare: Value) -> None:
             _write_difference(w, turned.row(w, j), mine, w.copy(total) / scale, (i, n))
         turned.store(w, i, i, end * unit)
     with w.loop(0, out.rows) as i, w.loop(0, m) as j:
-        out.store(w, i, j, w.select(j < i, zero, turned.load(w, j, i)))
+        is_zero = (j < i) & (j < count)
+        out.store(w, i, j, w.select(is_zero, zero, turned.load(w, j, i)))
 
 
 @shared
