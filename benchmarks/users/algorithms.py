@@ -101,3 +101,19 @@ def game_of_life(rng: np.random.Generator) -> UserLoop:
     return UserLoop(
         step, states=[Given(1.0 * (rng.random((32, 32)) < 0.3))], n_steps=200, has_gradient=False
     )
+
+
+@user_loop
+def written_path(rng: np.random.Generator) -> UserLoop:
+    """A path written into an array, 2,000 rows of four."""
+
+    def step(m: Any, t: Any, x: Any, path: Any, W: Any) -> Any:
+        return m.assign(path, t, m.tanh(m.dot(W, path[t - 1]) + x))
+
+    return UserLoop(
+        step,
+        rows=[np.arange(1, 2_000), rng.normal(size=(1_999, 4))],
+        states=[np.zeros((2_000, 4))],
+        parameters=[0.3 * rng.normal(size=(4, 4))],
+        last=True,
+    )

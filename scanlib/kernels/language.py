@@ -614,8 +614,11 @@ class Writer:
         return self.apply("lane", value, self.constant(lane, INT64), type=Type(value.type.dtype))
 
     def offset(self, pointer: Value, count: Any) -> Value:
-        """Return a pointer some bytes after another."""
-        return self.apply("offset", pointer, self.as_value(count, INT64), type=POINTER)
+        """Return a pointer some bytes after another, which is that itself where they are none."""
+        value = self.as_value(count, INT64)
+        if isinstance(value, Constant) and value.value == 0:
+            return pointer
+        return self.apply("offset", pointer, value, type=POINTER)
 
     def shuffle(self, first: Value, second: Value, places: Sequence[int]) -> Value:
         """Return a vector of some lanes of two vectors, those of the second counted on."""
