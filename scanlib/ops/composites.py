@@ -13,9 +13,11 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
+from pytensor.scalar.basic import Switch
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.einsum import Einsum
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.extra_ops import FillDiagonal, FillDiagonalOffset
 from pytensor.tensor.linalg.constructors import BlockDiagonal
 from pytensor.tensor.linalg.solvers.general import Solve
@@ -23,11 +25,12 @@ from pytensor.tensor.linalg.solvers.psd import CholeskySolve
 from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from pytensor.tensor.math import Dot
 from pytensor.tensor.pad import Pad
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib._compat import INDEX_WRITES, IfElse, inline_ofg_node
 from scanlib.lengths.numbers import indices_of
 from scanlib.ops.batching import batch_of
-from scanlib.ops.graph import substitute
+from scanlib.ops.graph import applies, substitute
 
 
 def _fill_diagonal(node: Apply) -> list[Variable] | None:
@@ -82,6 +85,38 @@ def _write_at_mask(node: Apply) -> list[Variable] | None:
     return [pt.switch(mask, pt.cast(made, x.type.dtype), x)]
 
 
+def _choice_of_writes(node: Apply) -> list[Variable] | None:
+    """Choose what is written into an array, not one of two arrays that differ in what is written.
+
+    ``switch(c, h[i].set(x), h)`` is ``h[i].set(switch(c, x, h[i]))``, which leaves the rest alone.
+    """
+    if not applies(node, Switch):
+        return None
+    condition, *arrays = node.inputs
+    one, other = chains = [_written(array) for array in arrays]
+    base = next((array for array in one if array in other), None)
+    if base is None or len(one) == len(other) == 1 or not all(condition.type.broadcastable):
+        return None
+    condition, made = pt.neq(condition.dimshuffle(), 0), base
+    for chain, chosen in zip(chains, (condition, ~condition), strict=True):
+        for array in chain[: chain.index(base)][::-1]:
+            write = array.owner
+            _, value, *index = write.inputs
+            kept = Subtensor(write.op.idx_list)(made, *index)
+            kept = kept if write.op.set_instead_of_inc else pt.zeros((), kept.type.dtype)
+            made = write.op(made, pt.switch(chosen, value, kept), *index)
+    return [node.outputs[0].type.filter_variable(made, allow_convert=True)]
+
+
+def _written(array: Variable) -> list[Variable]:
+    """Return an array, and what it was before each of the writes into it, the last one first."""
+    found = [array]
+    while array.owner is not None and type(array.owner.op) is IncSubtensor:
+        array = array.owner.inputs[0]
+        found.append(array)
+    return found
+
+
 def _choice(node: Apply) -> list[Variable]:
     condition, *values = node.inputs
     half = len(node.outputs)
@@ -103,6 +138,7 @@ COMPOSITES: dict[type, Callable[[Apply], list[Variable] | None]] = {
     **dict.fromkeys((FillDiagonal, FillDiagonalOffset), _fill_diagonal),
     **dict.fromkeys((Dot, BatchedDot, Solve, SolveTriangular, CholeskySolve), _of_one_dtype),
     BlockDiagonal: _block_diagonal,
+    Elemwise: _choice_of_writes,
     Einsum: inline_ofg_node,
     INDEX_WRITES[1]: _write_at_mask,
     Pad: _pad,

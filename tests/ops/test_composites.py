@@ -6,7 +6,9 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.traversal import ancestors
+from pytensor.scalar.basic import Switch
 from pytensor.tensor.blas import BatchedDot
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.linalg.solvers.general import Solve
 from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from pytensor.tensor.math import Dot
@@ -14,17 +16,19 @@ from scipy.linalg import block_diag
 
 import scanlib
 from scanlib.ops.composites import COMPOSITES, composites
-from scanlib.ops.graph import substitute
+from scanlib.ops.graph import applies, substitute
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
+from tests.derivatives import central_gradient
 
 rng = np.random.default_rng(4)
+REPLACED = COMPOSITES.keys() - {Elemwise}  # but for choices of what is written
 
 
 def written(value):
     """Return a value by the graphs of others, and hold that they are all there is."""
     made = composites([value])[value]
-    assert not any(type(v.owner.op) in COMPOSITES for v in ancestors([made]) if v.owner)
+    assert not any(type(v.owner.op) in REPLACED for v in ancestors([made]) if v.owner)
     return made
 
 
@@ -76,6 +80,73 @@ def test_numbers_where_a_mask_says():
 
 
 TYPES = [("float32", "float64"), ("float64", "float32"), ("int32", "float32"), ("bool", "float64")]
+
+
+# Of an array, a number, a row and a place: the two arrays of which one is chosen.
+CHOICES = {
+    "set": lambda h, x, row, k: (h[k].set(row), h),
+    "kept": lambda h, x, row, k: (h, h[k, 1].set(x)),
+    "added": lambda h, x, row, k: (h[:, k].inc(x), h),
+    "both": lambda h, x, row, k: (h[k].set(row), h[k - 1].inc(2 * row)),
+    "several": lambda h, x, row, k: (h[k].set(row)[0].inc(x), h[0].set(row)[:, k].set(x)),
+    "after_one": lambda h, x, row, k: (h[0].set(x)[k].set(row), h[0].set(x)),
+    "read": lambda h, x, row, k: ((new := h[k].set(row))[0].set(new[k] + x), h),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_choices_of_what_is_written(name):
+    """Arrays of which a step chooses one stay where they are, where they differ in few items."""
+    h, x, row, k = pt.dmatrix("h"), pt.dscalar("x"), pt.dvector("row"), pt.lscalar("k")
+
+    def step(x, row, k, h):
+        return pt.switch(x > 0, *CHOICES[name](h, x, row, k))
+
+    values = [rng.normal(size=4), rng.normal(size=(4, 3)), rng.integers(-3, 3, 4)]
+    start = rng.normal(size=(3, 3))
+    inputs = [pt.dvector("x"), pt.dmatrix("rows"), pt.lvector("k")]
+    given = dict(zip([*inputs, h], [*values, start], strict=True))
+    trace = scanlib.scan(step, inputs, h, return_updates=False)
+    choices = pytensor.function(
+        [x, row, k, h],
+        list(CHOICES[name](h, x, row, k)),
+        mode="FAST_COMPILE",
+        on_unused_input="ignore",
+    )
+
+    def reference(xs, rows, places, array):
+        found = []
+        for item, own, place in zip(xs, rows, places, strict=True):
+            array = choices(item, own, place, array)[0 if item > 0 else 1]
+            found.append(array)
+        return np.array(found)
+
+    f = pytensor.function(list(given), trace)
+    np.testing.assert_allclose(f(*given.values()), reference(*given.values()))
+    last = pytensor.function(list(given), trace[-1])
+    (loop,) = (node for node in last.maker.fgraph.toposort() if isinstance(node.op, Scan))
+    assert not any(
+        applies(node, Switch) and node.outputs[0].ndim == 2 for node in loop.op.body.toposort()
+    )
+    np.testing.assert_allclose(last(*given.values()), reference(*given.values())[-1])
+    cost = pt.sin(trace).sum()
+    changed = [inputs[0], inputs[1], h]
+    gradients = pytensor.grad(cost, changed, disconnected_inputs="ignore")
+    gradient = pytensor.function(list(given), gradients)
+    wanted = central_gradient(
+        lambda *new: np.sin(
+            reference(*(given | dict(zip(changed, new, strict=True))).values())
+        ).sum(),
+        [given[variable] for variable in changed],
+    )
+    for own, other in zip(gradient(*given.values()), wanted, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-8)
+
+
+def test_choices_of_each_item_stay():
+    h, c = pt.dmatrix("h"), pt.vector("c", dtype="bool")
+    assert not composites([pt.switch(c, h[0].set(1.0), h)])
+    assert not composites([pt.switch(c[0], h[0].set(1.0), 2 * h)])
 
 
 @pytest.mark.parametrize("dtypes", [*TYPES, ("float64", "complex128")])
@@ -173,7 +244,7 @@ def test_loops_hold_the_graphs():
         return_updates=False,
     )
     (scan,) = [v.owner.op for v in ancestors([y]) if v.owner and isinstance(v.owner.op, Scan)]
-    assert not any(type(node.op) in COMPOSITES for node in scan.fgraph.apply_nodes)
+    assert not any(type(node.op) in REPLACED for node in scan.fgraph.apply_nodes)
 
 
 def test_adopted_loops_are_kernels():
