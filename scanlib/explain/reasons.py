@@ -84,10 +84,10 @@ _WORKS = (
 _STACK = (
     "return what each step writes, as the y of scanlib.loop, in place of writing it into an array "
     "at the step's own place: outputs are stacked over time, and what later steps read of them is "
-    "the carry, with scanlib.lags of several steps back (a gradient keeps the carry of every step, "
-    "here the whole array)"
+    "the carry, with scanlib.lags of several steps back; linear and other recurrences are "
+    "recognized then"
 )
-_SUM = Work("sums over a row", "reduces along an axis")
+_SUM = Work("sums over a row", "reduces along an axis", ("LogSumExp",))
 _LOOP = Work("an inner loop", "runs an inner loop")
 _ARRAY = Work("array operations", "computes what is no elementwise operation")
 _OWN = Work(
@@ -145,7 +145,7 @@ def work_of(op: Op) -> Work:
             return work
     if name.endswith("Scan") and module.startswith(("scanlib.", "pytensor.scan")):
         return _LOOP
-    if isinstance(op, CAReduce):
+    if isinstance(op, CAReduce) or name in _SUM.names:
         return _SUM
     return _ARRAY if module.startswith(("pytensor.", "scanlib.")) else _OWN
 

@@ -457,7 +457,7 @@ LEFT_ALONE = {
     ),
     "weighted logarithm": (
         lambda e, h, A: pt.log(pt.exp(2.0 * h[:, None] + A).sum(axis=0)) + e,
-        "nonlinear in the state",
+        "the state",  # PyTensor 3.3.8 has an Op for it
     ),
     "minus inside a maximum": (
         lambda e, h, A: pt.max(A - h[:, None], axis=0) + e,
