@@ -28,7 +28,7 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import DenseTensorType
 from pytensor.tensor.type_other import NoneTypeT
 
-from scanlib._compat import IfElse, freeze_graph
+from scanlib._compat import INDEX_WRITES, IfElse, freeze_graph
 from scanlib.backends.handler.functions import has_compiled_function
 from scanlib.kernels.arrays.decompositions import is_decomposed
 from scanlib.kernels.program import LoopProgram
@@ -55,6 +55,15 @@ class Cluster:
     outputs: list[Variable]
     body: FunctionGraph
     program: LoopProgram
+
+
+def _writes_input(node: Apply) -> bool:
+    """Whether what a node writes into is, but for other such writes, what the graph is given: a
+    program would copy that."""
+    base = node.inputs[0]
+    while base.owner is not None and isinstance(base.owner.op, INDEX_WRITES):
+        base = base.owner.inputs[0]
+    return base.owner is None
 
 
 @dataclass
@@ -117,6 +126,8 @@ class Plan:
 
     def _may_be_gathered(self, node: Apply) -> bool:
         if node in self.refused or isinstance(node.op, ALONE) or not has_rule(node.op):
+            return False
+        if node.op.destroy_map and isinstance(node.op, INDEX_WRITES) and _writes_input(node):
             return False
         return all(
             isinstance(variable.type, DenseTensorType | ScalarType | NoneTypeT)

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.tensor.subtensor import Subtensor
 
-from scanlib._compat import IfElse
+from scanlib._compat import INDEX_WRITES, IfElse
 from scanlib.lengths.arrays import slice_of
 from scanlib.lengths.numbers import constant_index, indices_of
-from scanlib.ops.loop import Loop, Output, Part, State
+from scanlib.ops.graph import is_tensor
+from scanlib.ops.loop import Carry, Loop, Output, Part, State
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.row_ops.checked_rows import CheckedValue
 from scanlib.ops.scan import Scan
-from scanlib.rewrites.edit import LoopEdit, replace
+from scanlib.rewrites.edit import Lookup, LoopEdit, replace
 
 MAX_KEPT_ROWS = 8  # more rows than this are read from a stored history
 
@@ -139,6 +141,33 @@ def untrace_loops(rewrite: LoopRewrite, fgraph: FunctionGraph) -> None:
         if node in fgraph.apply_nodes:
             with rewrite.attempt(fgraph, node):
                 replace(fgraph, _untrace(LoopEdit(fgraph, node)), "scanlib_untrace")
+    for node in filter(is_loop, fgraph.toposort()):
+        with rewrite.attempt(fgraph, node):
+            replace(fgraph, _carry_what_is_written(LoopEdit(fgraph, node)), "scanlib_carry")
+
+
+def _carry_what_is_written(edit: LoopEdit) -> dict[Variable, Variable]:
+    """Carry arrays into which steps write that draw: compiled steps overwrite carries in place.
+
+    Steps that do not draw are kernels, which do so with states.
+    """
+    loop, written = edit.loop, []
+    if all(is_tensor(carry.value) for carry in loop.carries):
+        return {}
+    for state in loop.states:
+        base = state.next
+        while base.owner is not None and isinstance(base.owner.op, INDEX_WRITES):
+            base = base.owner.inputs[0]
+        if state.untraced and base is not state.next and [base] == list(state.taps.values()):
+            written.append((state, Carry(state.initial[0], base, state.next, state.name)))
+    for state, carry in written:
+        loop.carries.append(carry)
+        edit.redirect(state, partial(_as_history, carry))
+    return edit.replacements() if written else {}
+
+
+def _as_history(carry: Carry, result_of: Lookup) -> Variable:
+    return result_of(carry)[None]
 
 
 def _untrace(edit: LoopEdit) -> dict[Variable, Variable]:
