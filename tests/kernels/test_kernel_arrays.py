@@ -467,8 +467,8 @@ def test_short_last_axes(name, dtype, members):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_powers(dtype):
-    """Those with a known whole exponent are products."""
-    exponents = np.array([-64, -3, -1, 0, 1, 2, 3, 31, 65, 2.5], dtype)
+    """Those with a known exponent, a whole number or half of one, are products, and of a root."""
+    exponents = np.array([-64, -3, -2.5, -1.5, -1, 0, 1, 1.5, 2, 2.5, 3, 31, 65, 0.3], dtype)
     x, h = pt.vector("x", dtype=dtype), pt.vector("h", dtype=dtype)
 
     def step(h, x):
