@@ -19,6 +19,7 @@ from pytensor.tensor.shape import Shape_i
 import scanlib
 from scanlib.backends.handler.functions import function_address, has_compiled_function
 from scanlib.kernels.arrays.decompositions import decompose
+from scanlib.kernels.arrays.nests import Tree
 from scanlib.kernels.python_driver import compiled_runner
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -463,6 +464,31 @@ def test_short_last_axes(name, dtype, members):
     traces = scan(step, None, [w, H, None], non_sequences=[x], n_steps=3)
     values = [rng.normal(size=n) / 2 for n in (3, (members, 3), members)]
     check([w, H, x], traces, values)
+
+
+def test_transposes_are_walked_as_they_lie(monkeypatch):
+    """What elementwise Ops make of transposes lies as these do, as in ``x @ (H + u[:, None])``."""
+    (H, G, x, u), values = drawn(H=(13, 11), G=(11, 13), x=(13,), u=(11,))
+    has_columns, long = Tree.has_columns, []
+
+    def noted(tree):
+        by_columns = has_columns(tree)
+        long.append(by_columns and not isinstance(tree.shape()[-1], int))
+        return by_columns
+
+    monkeypatch.setattr(Tree, "has_columns", noted)
+
+    def step(H, x, u):
+        matrix = pt.tanh(H.T + u[:, None]) * x
+        stack = H.T[None] * u[None, :, None] * pt.exp(x)[None, None, ::-1][..., ::-1]
+        rows = stack.sum(axis=2) + stack.max(axis=(0, 2)) + matrix.sum(axis=1)
+        both = (matrix + G).sum(axis=0)
+        product = x @ (H * x[:, None])
+        return 0.5 * pt.tanh(matrix + product[:, None]).T, matrix @ x + rows[0], both.sum()
+
+    traces = scan(step, None, [H, None, None], non_sequences=[x, u], n_steps=3)
+    check([H, G, x, u], traces, values)
+    assert any(long)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
