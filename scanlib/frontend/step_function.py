@@ -217,6 +217,14 @@ _INSTEAD = {
         "A variable does not change: write h = h[i].set(v) in place of h[i] = v and h.at[i].set(v),"
         " and h[i].inc(v) in place of h[i] += v."
     ),
+    ".*ind(ex|ices) must be integers|Shape must be integers": (
+        "Write pt.cast(i, 'int64') for an index that was computed as a float, and give integers as "
+        "integers: pt.lvector, or an array of NumPy of dtype int64."
+    ),
+    "unsupported operand.*NoneType|'NoneType' object": (
+        "None has no value: without `xs` a row is None, and so is what a function without a "
+        "`return` gives."
+    ),
     "maximum recursion depth": "The items of a row have numbers, x[0], not names.",  # PyTensor's
 }
 _OTHER_PACKAGES = (
@@ -237,6 +245,8 @@ def _instead(error: Exception) -> str:
 
 def _with_types(text: str, argument: Any) -> str:
     """Return what an argument is, how it is read, and the types of the variables in it."""
+    if argument is None:
+        return f"{text}: None"
     if isinstance(argument, dict):
         text += f", a dict with the keys {', '.join(map(repr, argument))}"
     elif isinstance(argument, tuple | list | Lags):

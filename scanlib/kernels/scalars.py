@@ -199,15 +199,23 @@ def _whole_power(x: Value, power: int) -> Value:
     return half * half * x if power % 2 else half * half
 
 
+def _root(w: Writer, x: Value) -> Value:
+    """Return the root as a power has it: without a sign of zero, and infinite for `-inf`."""
+    return w.select(x.equals(-np.inf), np.inf, abs(w.apply("sqrt", x)))
+
+
 MOST_FACTORS = 64  # of a power with a known exponent: more would lose digits
 
 
 def _power(w: Writer, x: Value, y: Value) -> Value:
     if x.type.is_float:
         power = float(y.value) if isinstance(y, language.Constant) and not y.value.ndim else 0.0
-        if not (power.is_integer() and 0 < abs(power) <= MOST_FACTORS):
+        if not ((2 * power).is_integer() and 0 < abs(power) <= MOST_FACTORS):
             return library(w, "pow", x, y)
-        result = _whole_power(x, int(abs(power)))
+        whole, half = divmod(abs(power), 1.0)
+        result = _root(w, x) if half else _whole_power(x, int(whole))
+        if half and whole:
+            result = _whole_power(abs(x), int(whole)) * result
         return 1.0 / result if power < 0 else result
     if x.type.lanes > 1:
         raise LanesError("powers of integers")

@@ -207,6 +207,8 @@ def test_the_note_says_how_vectors_are_taken_apart(walk):
         (lambda v, h: sum(h for _ in range(v)), "of `range` another loop; pt.as_tensor(table)[i]"),
         (lambda v, h: h * len(f"{v:.2f}"), "symbols where Python wants values."),
         (lambda v, h: np.where(v > h, v, h), "NumPy knows no symbols: write functions of pytensor"),
+        (lambda v, h: pt.ones(3)[v], "Write pt.cast(i, 'int64') for an index"),
+        (lambda v, h: h + None, "None has no value: without `xs` a row is None"),
         (lambda v, h: np.ones(3)[h.astype(int)], "; pt.as_tensor(table)[i] reads a list"),
         (lambda v, h: operator.setitem(h, 0, v), "write h = h[i].set(v) in place of h[i] = v"),
         (lambda v, h: h.at[0].set(v), "write h = h[i].set(v) in place of h[i] = v and h.at[i]"),

@@ -19,6 +19,7 @@ from pytensor.tensor.shape import Shape_i
 import scanlib
 from scanlib.backends.handler.functions import function_address, has_compiled_function
 from scanlib.kernels.arrays.decompositions import decompose
+from scanlib.kernels.arrays.nests import Tree
 from scanlib.kernels.python_driver import compiled_runner
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -543,10 +544,35 @@ def test_short_last_axes(name, dtype, members):
     check([w, H, x], traces, values)
 
 
+def test_transposes_are_walked_as_they_lie(monkeypatch):
+    """What elementwise Ops make of transposes lies as these do, as in ``x @ (H + u[:, None])``."""
+    (H, G, x, u), values = drawn(H=(13, 11), G=(11, 13), x=(13,), u=(11,))
+    has_columns, long = Tree.has_columns, []
+
+    def noted(tree):
+        by_columns = has_columns(tree)
+        long.append(by_columns and not isinstance(tree.shape()[-1], int))
+        return by_columns
+
+    monkeypatch.setattr(Tree, "has_columns", noted)
+
+    def step(H, x, u):
+        matrix = pt.tanh(H.T + u[:, None]) * x
+        stack = H.T[None] * u[None, :, None] * pt.exp(x)[None, None, ::-1][..., ::-1]
+        rows = stack.sum(axis=2) + stack.max(axis=(0, 2)) + matrix.sum(axis=1)
+        both = (matrix + G).sum(axis=0)
+        product = x @ (H * x[:, None])
+        return 0.5 * pt.tanh(matrix + product[:, None]).T, matrix @ x + rows[0], both.sum()
+
+    traces = scan(step, None, [H, None, None], non_sequences=[x, u], n_steps=3)
+    check([H, G, x, u], traces, values)
+    assert any(long)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_powers(dtype):
-    """Those with a known whole exponent are products."""
-    exponents = np.array([-64, -3, -1, 0, 1, 2, 3, 31, 65, 2.5], dtype)
+    """Those with a known exponent, a whole number or half of one, are products, and of a root."""
+    exponents = np.array([-64, -3, -2.5, -1.5, -1, 0, 1, 1.5, 2, 2.5, 3, 31, 65, 0.3], dtype)
     x, h = pt.vector("x", dtype=dtype), pt.vector("h", dtype=dtype)
 
     def step(h, x):

@@ -619,3 +619,34 @@ def test_of_graphs_that_were_rewritten(name):
     slopes = pytensor.function([x, w], pytensor.grad(rewritten, [x, w]))(*values)
     for slope, expected in zip(slopes, central_gradient(function, values), strict=True):
         np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_extremes_of_products_along_an_axis():
+    """A derivative asks which item an extreme is; products of all steps at once round otherwise."""
+    P, reward = pt.tensor3("P"), pt.matrix("reward")
+
+    def improve(value, _):
+        better = pt.max(reward + 0.9 * (P @ value).T, axis=1)
+        return better, (), pt.max(pt.abs(better - value)) < 1e-3
+
+    value, _, _ = scanlib.loop(improve, pt.zeros(12), length=500)
+    function = pytensor.function(
+        [P, reward], [(value**2).sum(), *pytensor.grad((value**2).sum(), [P, reward])]
+    )
+    data = np.random.default_rng(1)
+    P_value, reward_value = data.random((3, 12, 12)), data.normal(size=(12, 3))
+    P_value /= P_value.sum(axis=-1, keepdims=True)
+
+    def cost(P, reward):
+        value, change = np.zeros(12), 1.0
+        while change >= 1e-3:
+            better = np.max(reward + 0.9 * (P @ value).T, axis=1)
+            value, change = better, np.max(np.abs(better - value))
+        return (value**2).sum()
+
+    got, *slopes = function(P_value, reward_value)
+    np.testing.assert_allclose(got, cost(P_value, reward_value))
+    for slope, expected in zip(
+        slopes, central_gradient(cost, [P_value, reward_value]), strict=True
+    ):
+        np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-5)

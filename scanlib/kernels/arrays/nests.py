@@ -7,7 +7,8 @@ items of an array that steps write one item of are taken one by one: a processor
 numbers waits until one that has just been written is in the cache.
 
 Of arrays with a short last axis, such as three numbers for each of many members, many members are
-taken at once if they lie side by side, and results are put in memory so that they do.
+taken at once if they lie side by side, and results are put in memory so that they do. So are the
+results of transposes: PyTensor has ``x @ (A + b)`` as a product of ``A.T + b.T``.
 
 A sum over inner axes is collected in one number for each lane, one over outer axes in memory.
 """
@@ -313,15 +314,20 @@ class Tree:
         return array
 
     def has_columns(self) -> bool:
-        """Whether the last axis is short, and the items of the one before it lie side by side."""
+        """Whether items of the axis before the last one lie side by side, and those of the last one
+        do not, as of transposes, or are few."""
         sizes = self.shape()
-        if len(sizes) < 2 or not isinstance(sizes[-1], int):
+        if len(sizes) < 2:
             return False
         walks = [stretched(self.step, *pair, sizes) for pair in self.places]
+
+        def side_by_side(axis: int) -> bool:
+            return all(walk.strides[axis] in (0, itemsize(walk.dtype)) for walk in walks)
+
         lanes = REGISTER // max((itemsize(walk.dtype) for walk in walks), default=REGISTER)
         is_long = not isinstance(sizes[-2], int) or sizes[-2] >= lanes
-        side_by_side = (walk.strides[-2] in (0, itemsize(walk.dtype)) for walk in walks)
-        return is_long and 1 < sizes[-1] < lanes and all(side_by_side)
+        is_short = isinstance(sizes[-1], int) and 1 < sizes[-1] < lanes
+        return is_long and side_by_side(-2) and (is_short or not side_by_side(-1))
 
     def write(self, lanes: int) -> list[Number]:
         """Write one item of each result, or several."""

@@ -14,6 +14,7 @@ from pytensor.configdefaults import config
 from pytensor.gradient import DisconnectedType, NullType
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import toposort
+from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib._compat import IfElse
 from scanlib.ops.graph import (
@@ -58,9 +59,6 @@ def cotangent_type(value: Variable, cotangent: Variable) -> Any:
     if is_differentiable(value):
         return value.type
     return pt.TensorType(cotangent.type.dtype, shape=value.type.shape)
-
-
-_EXTREMES = (ps.ScalarMaximum, ps.ScalarMinimum)
 
 
 @dataclass
@@ -140,9 +138,9 @@ class StepPullback:
         """Read next states and outputs where the forward loop stored them.
 
         `stored` then maps each placeholder to the state or output it stands for. Values of
-        another type than what was stored (a more specific shape) are computed again. So are
-        maxima and minima: their derivatives ask which operand they are equal to, and a lowered
-        loop stores what equals its step up to rounding.
+        another type than what was stored (a more specific shape) are computed again. So is what
+        is tested for equality: derivatives of maxima and minima, elementwise and along an axis,
+        ask which operand they are equal to, and a loop stores what equals its step up to rounding.
         """
         candidates = [
             (value, part)
@@ -154,9 +152,9 @@ class StepPullback:
         # A derivative often builds an expression of the step anew (that of tanh holds a tanh).
         merged = merge_equal([*values, *(value for value, _ in candidates)])
         replacements: dict[Variable, Variable] = {}
+        exact = tested_for_equality(merged[: len(values)])
         for value, (_, part) in zip(merged[len(values) :], candidates, strict=True):
-            node = value.owner
-            if value not in replacements and node is not None and not applies(node, _EXTREMES):
+            if value not in replacements and value not in exact and value.owner is not None:
                 replacements[value] = placeholder = value.type()
                 self.stored[placeholder] = part
         values = substitute(merged[: len(values)], replacements)
@@ -172,6 +170,19 @@ class StepPullback:
     def of_the_loop(self, values: list[Variable]) -> list[Variable]:
         """Return values that read stored results as the steps of the loop compute them."""
         return substitute(values, {v: self.computed[part] for v, part in self.stored.items()})
+
+
+def tested_for_equality(values: list[Variable]) -> set[Variable]:
+    """Return what stands in tests for equality above some values, and what these are views of."""
+    tests = [node for node in toposort(values) if applies(node, (ps.EQ, ps.NEQ))]
+    found: set[Variable] = set()
+    waiting = [inp for node in tests for inp in node.inputs]
+    while waiting:
+        value = waiting.pop()
+        found.add(value)
+        if value.owner is not None and isinstance(value.owner.op, DimShuffle):
+            waiting += value.owner.inputs
+    return found
 
 
 def with_single_choices(
