@@ -110,7 +110,7 @@ def write_sum_of_products(step: Step, node: Apply) -> None:
         write_copy(step, step.scalars.constant(0, target.dtype), target)
         with w.loop(0, step.value(a.sizes[0])) as t:
             one, other = (
-                place.along([1, 2], w.offset(place.pointer, step.bytes(t, place.strides[0])))
+                place.along([1, 2], step.moved(place.pointer, t, place.strides[0]))
                 for place in (a, b)
             )
             products.add_product(w, *(matrix(step, place) for place in (one, other, target)))

@@ -174,15 +174,9 @@ def move(
 ) -> None:
     """Let arrays be at an index of an axis, until the stack is closed."""
     for array in arrays:
-        if axis >= len(array.strides) or array.strides[axis] == 0:
-            continue
-        stack.callback(setattr, array, "offset", array.offset)
-        if isinstance(index, int):
-            if index:
-                moved = step.bytes(index, array.strides[axis])
-                array.offset = moved + array.offset
-            continue
-        array.offset = step.bytes(index, array.strides[axis]) + array.offset
+        if axis < len(array.strides) and array.strides[axis] != 0 and index != 0:
+            stack.callback(setattr, array, "offset", array.offset)
+            array.offset = step.bytes(index, array.strides[axis]) + array.offset
 
 
 def possible_lanes(arrays: Sequence[Walk], size: Size) -> list[int]:
@@ -522,8 +516,7 @@ def write_cumulative(step: Step, node: Apply) -> None:
     others = [k for k in range(target.ndim) if k != axis]
     with step.writer.loop(1, step.value(size)) as index:
         before, here = (
-            target.along(others, step.writer.offset(target.pointer, step.bytes(k, stride)))
-            for k in (index - 1, index)
+            target.along(others, step.moved(target.pointer, k, stride)) for k in (index - 1, index)
         )
         write_copy(step, before, here, added if op.mode == "add" else multiplied)
     step.bind_place(out, target)
