@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from pytensor.graph.basic import Apply, Variable
@@ -31,13 +32,12 @@ from scanlib.kernels.arrays.workspace import Place, is_contiguous, last_swapped
 from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.scalars import (
     LanesError,
-    NoKernelError,
     Number,
     added,
+    each_part,
     limit,
     multiplied,
     parts_of,
-    real,
 )
 from scanlib.kernels.spans import (
     Total,
@@ -478,8 +478,6 @@ def copied(step: Step, place: Place) -> Place:
 @rule(IfElse)
 def write_choice(step: Step, node: Apply) -> None:
     """Write a choice of what was computed: which one is known, or both have the same sizes."""
-    if any(parts_of(out.type.dtype) is not None for out in node.outputs):
-        raise NoKernelError("a choice of complex numbers has no kernel")
     condition, *values = node.inputs
     known = step.size_of(condition) if step.is_known(condition) else None
     holds = step.scalars.truth(step.number(condition))
@@ -488,8 +486,8 @@ def write_choice(step: Step, node: Apply) -> None:
         if isinstance(known, int):
             step.alias(out, one if known else other)
         elif out.type.ndim == 0:
-            pair = (real(step.number(value)) for value in (one, other))
-            step.bind_number(out, step.writer.select(holds, *pair))
+            choose = partial(step.writer.select, holds)
+            step.bind_number(out, each_part(choose, step.number(one), step.number(other)))
         else:
             places = step.place(one), step.place(other)
             for size, other_size in zip(places[0].sizes, places[1].sizes, strict=True):
