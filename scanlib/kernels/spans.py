@@ -73,7 +73,6 @@ def any_lane(w: Writer, flags: Value) -> Value:
 
 
 def sum_of_lanes(w: Writer, value: Value) -> Value:
-    """Return the sum of all lanes."""
     return over_lanes(w, value, added)
 
 

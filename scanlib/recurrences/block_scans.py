@@ -161,7 +161,6 @@ class Lanes:
         self.masks: dict[int, Value] = {}
 
     def _step(self, lane: int) -> int:
-        """Return which step of its group a lane is."""
         place = lane % self.group
         return self.group - 1 - place if self.reverse else place
 

@@ -68,7 +68,6 @@ def elementwise_program(op: ElemwiseScan) -> LoopProgram:
 
 @rule(*LOOPS)
 def write_inner_loop(step: Step, node: Apply) -> None:
-    """Write the call of an inner loop."""
     with config.change_flags(scanlib__threads=1):
         program = loop_program(node.op, node)
     if program.may_stop and any(output.grows for output in program.outputs):

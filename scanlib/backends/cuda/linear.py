@@ -311,7 +311,6 @@ class RowProducts:
         self.write_agrees()
 
     def items(self, code: Code, name: str, dtype: str) -> list[Any]:
-        """Return the items of an array."""
         pointer, kind = code.pointer(f"(char *){name}"), Type(self.real)
         itemsize = kind.itemsize * (2 if parts_of(dtype) else 1)
         return [

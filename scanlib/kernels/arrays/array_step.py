@@ -147,7 +147,6 @@ class Step:
                 self._finish_node()
 
     def apply(self, node: Apply) -> None:
-        """Write one node."""
         op = core_op(node)
         if isinstance(node.op, Blockwise) and node.op.batch_ndim(node):
             op = node.op

@@ -497,7 +497,6 @@ class Gather:
 
     @property
     def sizes(self) -> list[Size]:
-        """The sizes of the result."""
         rest = list(self.rest.sizes)
         return [*rest[: self.lead], *self.loops, *rest[self.lead :]]
 
