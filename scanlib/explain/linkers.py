@@ -15,10 +15,9 @@ from scanlib.lengths.known import loops_of_unknown_length
 from scanlib.ops.c_linker import MayBeUnfitError, NoCCodeError, PrintedOp
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.lowered.associative_scan import AssociativeScan
-from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.python_loop import PythonLoop
 from scanlib.ops.scan import Scan
+from scanlib.schedules.linear_steps import known_size
 
 # Linkers by the name of their class, so that none of their libraries is imported.
 _NAMES = {
@@ -145,31 +144,19 @@ def _has_xla_code(node: Apply) -> bool:
 
 def _on_cuda(node: Apply) -> str:
     """Return what runs a loop on CUDA devices if it has kernels, and they are wanted."""
-    wanted = config.scanlib__cuda and config.scanlib__perform == "auto"
-    if not wanted or not isinstance(node.op, LinearScan | ElemwiseScan):
-        return ""
-    try:
-        return f"as kernels on CUDA devices{_cuda_limits(node)}; "
-    except NoCCodeError:
-        return ""
-
-
-def _cuda_limits(node: Apply) -> str:
-    """Return what limits or sets apart the kernels of a loop; `NoCCodeError` if it has none."""
-    op = node.op
-    if isinstance(op, ElemwiseScan):
-        from scanlib.backends.cuda.printer import LoopWriter
-
-        if "look_back" not in LoopWriter(op).units():
-            return ""
-        return ", where few rows of many steps are read once"
     from scanlib.backends.cuda import linear
 
-    shape = op.parts(node.inputs).matrix.type.shape
-    size = next((n for n in shape[-2:] if n is not None), None)
-    linear.check_linear(op.dtype, 1 if size is None else size)
-    most = linear.largest_size(op.dtype)
-    return f", if the matrix has {most} rows at most" if size is None else ""
+    kernels, limits = linear.kernels_of(node.op), ""
+    if kernels is None:
+        return ""
+    if isinstance(kernels, linear.LinearLoop):
+        size, most = known_size(node.op, node), linear.largest_size(node.op.dtype)
+        if size is not None and size > most:
+            return ""
+        limits = f", if the matrix has {most} rows at most" if size is None else ""
+    elif "look_back" in kernels.writer.units():
+        limits = ", where few rows of many steps are read once"
+    return f"as kernels on CUDA devices{limits}; "
 
 
 def _runs_in_jax(node: Apply) -> str:

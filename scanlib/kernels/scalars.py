@@ -11,6 +11,7 @@ To add an Op, add a line. What no line is for is a call of a function that the t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,6 +69,17 @@ def real(number: Number) -> Value:
     return number
 
 
+def parts(value: Number) -> list[Value]:
+    """Return the parts of a number that may be complex."""
+    return [value.real, value.imag] if isinstance(value, Pair) else [value]
+
+
+def each_part(function: Callable[..., Value], *numbers: Number) -> Number:
+    """Return what a function makes of numbers, or, one by one, of the parts of complex ones."""
+    found = [function(*own) for own in zip(*map(parts, numbers), strict=True)]
+    return Pair(*found) if len(found) == 2 else found[0]
+
+
 Rule = Callable[..., Any]
 
 
@@ -105,6 +117,15 @@ def multiplied(x: Number, y: Number) -> Number:
         return x * y
     one, other = real(x), real(y)
     return one & other if one.type.dtype == "bool" else one * other
+
+
+def times_plus(w: Writer, x: Number, y: Number, z: Number) -> Number:
+    """Return ``x y + z`` of numbers of one dtype: of floats, each product is rounded with a sum."""
+    if isinstance(x, Pair) and isinstance(y, Pair) and isinstance(z, Pair):
+        first = w.fma(x.real, y.real, w.fma(-x.imag, y.imag, z.real))
+        return Pair(first, w.fma(x.real, y.imag, w.fma(x.imag, y.real, z.imag)))
+    one, other, addend = map(real, (x, y, z))
+    return w.fma(one, other, addend) if one.type.is_float else one * other + addend
 
 
 # Numbers of one dtype
@@ -386,16 +407,12 @@ def _pair_quotient(w: Writer, x: Pair, y: Pair) -> Pair:
     return Pair(real / size, imag / size)
 
 
-def _each(rule: Callable[[Writer, Value, Value], Value]) -> Callable[..., Pair]:
-    return lambda w, x, y: Pair(rule(w, x.real, y.real), rule(w, x.imag, y.imag))
-
-
 # By Op, complex result: operands are complex.
-PAIR_RULES: dict[type, Callable[..., Pair]] = {
+PAIR_RULES: dict[type, Callable[..., Number]] = {
     **{kind: RULES[kind] for kind in (ps.Add, ps.Mul, ps.Sqr, ps.Second, ps.Identity, ps.Cast)},
-    ps.Sub: _each(lambda w, x, y: x - y),
+    ps.Sub: lambda w, x, y: each_part(operator.sub, x, y),
     ps.TrueDiv: _pair_quotient,
-    ps.Neg: lambda w, x: Pair(-x.real, -x.imag),
+    ps.Neg: lambda w, x: each_part(operator.neg, x),
     ps.Conj: lambda w, x: Pair(x.real, -x.imag),
     ps.Reciprocal: lambda w, x: _pair_quotient(
         w, Pair(w.constant(1, x.real.type), w.constant(0, x.real.type)), x
@@ -542,11 +559,9 @@ class Scalars:
 
     def spread(self, value: Number) -> Number:
         """Return a number in as many lanes as are being written."""
-        if isinstance(value, Pair):
-            return Pair(real(self.spread(value.real)), real(self.spread(value.imag)))
-        if value.type.lanes == self.lanes:
+        if parts(value)[0].type.lanes == self.lanes:
             return value
-        return self.writer.splat(value, self.lanes)
+        return each_part(lambda part: self.writer.splat(part, self.lanes), value)
 
     def _value(self, value: Number, dtype: str) -> Value:
         """Return a real number as a dtype has it."""
@@ -596,10 +611,7 @@ class Scalars:
     def _switch(self, node: Apply, inputs: list[Number]) -> Number:
         made = self.dtype(node.outputs[0])
         choose = partial(self.writer.select, self.truth(inputs[0]))
-        chosen, other = (self.number_as(value, made) for value in inputs[1:])
-        if isinstance(chosen, Pair) and isinstance(other, Pair):
-            return Pair(choose(chosen.real, other.real), choose(chosen.imag, other.imag))
-        return choose(chosen, other)
+        return each_part(choose, *(self.number_as(value, made) for value in inputs[1:]))
 
     def _comparison(self, operation: str, inputs: list[Number], dtypes: list[str]) -> Value:
         w = self.writer
@@ -635,10 +647,8 @@ class Scalars:
     def _classified(self, nan: bool, value: Number, dtype: str) -> Value:
         w = self.writer
         if isinstance(value, Pair):
-            parts = [
-                self._classified(nan, part, part.type.dtype) for part in (value.real, value.imag)
-            ]
-            return parts[0] | parts[1]
+            one, other = (self._classified(nan, own, own.type.dtype) for own in parts(value))
+            return one | other
         if not value.type.is_float:
             return w.constant(False, value.type.of("bool"))
         return value.differs(value) if nan else abs(value).equals(float("inf"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from scanlib.kernels.language import INT64, Type, Value, Writer
-from scanlib.kernels.scalars import LanesError, Number, Pair, added, parts_of, real
+from scanlib.kernels.scalars import LanesError, Number, Pair, added, parts, parts_of, real
 
 LINE = 64  # bytes that are fetched together
 FEWEST_LANES = 4
@@ -56,13 +56,23 @@ def over_lanes(w: Writer, value: Value, combine: Callable[..., Number]) -> Value
     return value
 
 
+def vector_of(w: Writer, numbers: Sequence[Value]) -> Value:
+    """Return the vector whose lanes hold some numbers, each of which may be there several times."""
+    first, *others = dict.fromkeys(numbers)
+    kind = Type(first.type.dtype, len(numbers))
+    found = w.as_value(first, kind)
+    for number in others:
+        own = w.constant([each is number for each in numbers], kind.of("bool"))
+        found = w.select(own, w.as_value(number, kind), found)
+    return found
+
+
 def any_lane(w: Writer, flags: Value) -> Value:
     """Return whether a truth value holds in some lane."""
     return over_lanes(w, flags, lambda low, high: low | high)
 
 
 def sum_of_lanes(w: Writer, value: Value) -> Value:
-    """Return the sum of all lanes."""
     return over_lanes(w, value, added)
 
 
@@ -182,11 +192,6 @@ def walk(
         rest = first
     with w.loop(rest, end) as index:
         write(index, 1)
-
-
-def parts(value: Number) -> list[Value]:
-    """Return the parts of a number that may be complex."""
-    return [value.real, value.imag] if isinstance(value, Pair) else [value]
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ from typing import Any
 
 from scanlib.kernels.language import BOOL, INT64, Type, Value, Writer
 from scanlib.kernels.processor import register_bytes, shuffled_bytes
-from scanlib.kernels.spans import LINE, Span, walk
+from scanlib.kernels.scalars import times_plus
+from scanlib.kernels.spans import LINE, Span, vector_of, walk
 from scanlib.recurrences.trust import Found, Test, is_moderate, is_nan
 
 Function = tuple[Any, ...]  # the numbers that select a function of a class
@@ -63,9 +64,7 @@ class Arithmetic:
         return self.w.select(test(*wide), a, b)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
-        """Return ``a b + c``, of real numbers rounded once."""
-        is_real = isinstance(a, Value) and a.type.is_float
-        return self.w.fma(a, b, c) if is_real else a * b + c
+        return times_plus(self.w, a, b, c)
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,6 @@ class Lanes:
         self.masks: dict[int, Value] = {}
 
     def _step(self, lane: int) -> int:
-        """Return which step of its group a lane is."""
         place = lane % self.group
         return self.group - 1 - place if self.reverse else place
 
@@ -208,14 +206,9 @@ class Lanes:
 
     def by_step(self, number: Callable[[int], Value | None]) -> Value:
         """Return the vector whose lanes hold a number for their steps, None being zero."""
-        result: Value = self.w.constant(0.0, self.type)
-        for step in range(self.group):
-            value = number(step)
-            if value is not None:
-                own = [self._step(lane) == step for lane in range(self.lanes)]
-                chosen = self.w.constant(own, self.type.of("bool"))
-                result = self.w.select(chosen, self.w.splat(value, self.lanes), result)
-        return result
+        zero = self.w.constant(0.0, Type(self.dtype))
+        found = (number(self._step(lane)) for lane in range(self.lanes))
+        return vector_of(self.w, [zero if value is None else value for value in found])
 
     def weights(self, powers: list[Value], half: int) -> Value:
         """Return, for second halves, the power that the last step of the first counts with."""

@@ -326,7 +326,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         loop, body = self.loop, self.body
         for variable, name in zip(loop.inner.rows, loop.outer.sequences, strict=True):
             whole = self.given_places[name]
-            row = self.w.offset(whole.pointer, body.bytes(self.t, whole.strides[0]))
+            row = body.moved(whole.pointer, self.t, whole.strides[0])
             body.bind_place(variable, Place(row, whole.dtype, whole.sizes[1:], whole.strides[1:]))
         for variable, (name, offset) in loop.taps.items():
             if name in self.registers:
@@ -369,7 +369,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         body, array = self.body, self.loop.arrays[f"z{i}"]
         sizes = self.loop.sizes.setdefault(array.number, sizes)
         row = body.sizes.same(product(array.itemsize, *sizes))
-        pointer = self.w.offset(self.data(f"z{i}"), body.bytes(self.t, row))
+        pointer = body.moved(self.data(f"z{i}"), self.t, row)
         return body.contiguous(pointer, array.dtype, sizes)
 
 

@@ -43,7 +43,7 @@ from pytensor.scalar.basic import Add, Mul
 
 from scanlib.kernels.language import BOOL, FLOATS, INT64, Kernel, Value, Writer
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.scalars import Number, Pair, added, parts_of, real
+from scanlib.kernels.scalars import Number, added, parts_of, times_plus
 from scanlib.kernels.spans import LINE, Cell, Total, lane_counts, load_number, store_number, walk
 from scanlib.ops.lowered.channel_plan import Target
 from scanlib.schedules.elementwise import ElemwiseLoop
@@ -386,7 +386,7 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
             if is_read_once and is_in_dtype and not taps.keys().isdisjoint(inner.inputs):
                 factors = [self.scalars.number(v) for v in (*inner.inputs, addend)]
                 wide = [self.scalars.number_as(self.scalars.spread(v), dtype) for v in factors]
-                self.scalars.bind(node.outputs[0], _times_plus(self.w, *wide))
+                self.scalars.bind(node.outputs[0], times_plus(self.w, *wide))
                 return True
         return False
 
@@ -441,11 +441,3 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
         """Return the dtype in which a sum over channels is collected, as PyTensor's sums are."""
         dtype = target.value.type.dtype
         return "float64" if dtype == "float32" else dtype
-
-
-def _times_plus(w: Writer, x: Number, y: Number, z: Number) -> Number:
-    """Return ``x y + z`` of floats."""
-    if isinstance(x, Pair) and isinstance(y, Pair) and isinstance(z, Pair):
-        one, other = w.fma(x.real, y.real, z.real), w.fma(x.real, y.imag, z.imag)
-        return Pair(one - x.imag * y.imag, other + x.imag * y.real)
-    return w.fma(real(x), real(y), real(z))

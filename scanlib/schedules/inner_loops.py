@@ -22,14 +22,20 @@ from scanlib.kernels.arrays.sizes import UNFIT, Expression, Size, combined, if_e
 from scanlib.kernels.arrays.workspace import rounded
 from scanlib.kernels.compiled import ProgramEntry
 from scanlib.kernels.language import INT64, INTERRUPTED, Poll, Value, walk
-from scanlib.kernels.program import WORD, LoopProgram
+from scanlib.kernels.program import WORD, Kernels, LoopProgram
 from scanlib.kernels.scalars import NoKernelError
+from scanlib.kernels.thread_parts import wanted_threads
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
 from scanlib.schedules.array_loops import array_program
-from scanlib.schedules.choice import elementwise_program
+from scanlib.schedules.blocks import BlocksRun
+from scanlib.schedules.channels import ChannelsRun
+from scanlib.schedules.chunks import ChunksRun
+from scanlib.schedules.elementwise import ElemwiseLoop
 from scanlib.schedules.linear_steps import linear_program
+from scanlib.schedules.loop_kernels import prepare, start
+from scanlib.schedules.selection import can_chunk, schedule
 
 LOOPS = (Scan, ElemwiseScan, LinearScan)
 
@@ -47,9 +53,21 @@ def loop_program(op: Scan | ElemwiseScan | LinearScan, node: Apply | None) -> Lo
     return array_program(op)
 
 
+def elementwise_program(op: ElemwiseScan) -> LoopProgram:
+    """Return the kernels of an elementwise loop; `NoKernelError` if an operation or a dtype of its
+    body has none."""
+    loop = ElemwiseLoop(op, schedule(op))
+    run = [ChannelsRun(loop).kernel()] if loop.by_channels else []
+    in_chunks = wanted_threads() > 1 and can_chunk(op)
+    if in_chunks or loop.by_blocks:
+        run.append((ChunksRun if in_chunks else BlocksRun)(loop).kernel())
+    kernels = Kernels(prepare(loop), start(loop), tuple(run), last_round=in_chunks)
+    shared = tuple(loop.shared_sums()) if loop.slices > 1 else ()
+    return loop.program(op.scan.name or "loop", kernels, shared=shared)
+
+
 @rule(*LOOPS)
 def write_inner_loop(step: Step, node: Apply) -> None:
-    """Write the call of an inner loop."""
     with config.change_flags(scanlib__threads=1):
         program = loop_program(node.op, node)
     if program.may_stop and any(output.grows for output in program.outputs):

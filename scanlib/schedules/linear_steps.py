@@ -346,7 +346,6 @@ class MatrixRun(TakesSteps[MatrixLoop]):
         return matrix.turned if not is_matrix or self.op.side == "right" else matrix
 
     def matrix_at(self, place: Position) -> Matrix:
-        """Return the matrix of a step."""
         if not self.loop.is_laid_out():
             return self.oriented("matrix", place)
         pointer = self.w.offset(self.space["matrix"], self.laid_out_at(place["index"]))
@@ -385,7 +384,6 @@ class MatrixRun(TakesSteps[MatrixLoop]):
         return old, new
 
     def write_step(self, place: Position, old: Value, new: Value, multiply: Multiply) -> None:
-        """Write one step of a state."""
         state, out = self.state_at(old), self.state_at(new)
         multiply(out, self.matrix_at(place), state, self.offset_at(place))
 

@@ -122,7 +122,6 @@ class Tables:
         self.workspace = Workspace(Sizes())
 
     def failure(self, error: str, template: str, count: int = 0) -> int:
-        """Return the code of a failure."""
         wanted, known = Failure(error, template, count), list(self.failures.values())
         code = 1 + (known.index(wanted) if wanted in known else len(known))
         self.failures[code] = wanted
@@ -377,7 +376,6 @@ class TableReader(Generic[T]):
 
     @property
     def workspace(self) -> Value:
-        """The address of the workspace."""
         return self.out.word(self.words.workspace, POINTER, "workspace")
 
     def base(self, array: Array) -> int:
@@ -393,7 +391,6 @@ class TableReader(Generic[T]):
         return self.out.number(self.base(array) + 1 + axis, f"{name}_dim{axis}")
 
     def given_stride(self, name: str, axis: int) -> Value:
-        """Return the stride of an input."""
         array = self.loop.arrays[name]
         slot = self.base(array) + 1 + array.lead + len(array.axes) + axis
         return self.out.number(slot, f"{name}_stride{axis}")

@@ -1,6 +1,6 @@
 """Which schedule an elementwise loop gets, and into which parts several threads may take it.
 
-The one place that decides: `choice` writes what is said here, and `scanlib.explain` shows it.
+The one place that decides: `inner_loops` writes what is said here, and `scanlib.explain` shows it.
 """
 
 from __future__ import annotations

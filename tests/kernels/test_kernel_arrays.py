@@ -498,6 +498,17 @@ def test_dtypes(dtype):
     check([x, h], ys, values)
 
 
+def test_choices_of_complex_numbers():
+    x, h = pt.zmatrix("x"), pt.zvector("h")
+
+    def step(x, h):
+        number = ifelse(x[0].real > 0, h[0] * x[1], x[2])
+        return ifelse(x[1].imag > 0, h[::-1] * x, x + number), number
+
+    values = [rng.normal(size=(T, N, 2)).view(complex)[..., 0], np.arange(N) * (1 - 0.5j)]
+    check([x, h], scan(step, x, [h, None]), values)
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (3, 4), (2, 200)])
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize("reduce", [pt.sum, pt.max])

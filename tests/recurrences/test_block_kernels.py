@@ -13,7 +13,7 @@ from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.recurrences import affine, block_scans, clamp, trust
 from scanlib.recurrences.block_scans import Steps
 from scanlib.schedules import quotients
-from scanlib.schedules.choice import elementwise_program
+from scanlib.schedules.inner_loops import elementwise_program
 from tests.kernel_runs import by_llvm, interpreted, write_kernel
 from tests.kernel_verifier import verify
 from tests.modes import MODES

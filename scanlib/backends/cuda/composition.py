@@ -13,8 +13,7 @@ from pytensor.graph.traversal import ancestors
 
 from scanlib.backends.cuda.scalar_code import Code, computed, item_type
 from scanlib.kernels.language import BOOL, Value, Writer
-from scanlib.kernels.scalars import Number, parts_of
-from scanlib.kernels.spans import parts
+from scanlib.kernels.scalars import Number, parts, parts_of
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.recurrences import CLASSES
 from scanlib.recurrences.block_scans import Formulas

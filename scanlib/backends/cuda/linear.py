@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from math import inf, prod
 from typing import Any
 
@@ -42,8 +42,8 @@ from scanlib.kernels.elementary import FORMATS, vector_function
 from scanlib.kernels.language import BOOL, Type, Value
 from scanlib.kernels.linalg.semiring_products import better
 from scanlib.kernels.printers.c import Source, literal
-from scanlib.kernels.scalars import Number, Pair, parts_of
-from scanlib.kernels.spans import load_number, parts
+from scanlib.kernels.scalars import Number, each_part, parts, parts_of, times_plus
+from scanlib.kernels.spans import load_number
 from scanlib.ops.c_linker import NoCCodeError
 from scanlib.ops.errors import LoopError
 from scanlib.ops.lowered.elemwise_scan import Axes, ElemwiseScan
@@ -311,7 +311,6 @@ class RowProducts:
         self.write_agrees()
 
     def items(self, code: Code, name: str, dtype: str) -> list[Any]:
-        """Return the items of an array."""
         pointer, kind = code.pointer(f"(char *){name}"), Type(self.real)
         itemsize = kind.itemsize * (2 if parts_of(dtype) else 1)
         return [
@@ -329,11 +328,7 @@ class RowProducts:
             return value
         w, bits = code.writer, code.parameter("kept", Type("uint64"))
         there = ((bits >> j) & 1).differs(0)
-        if isinstance(value, Pair):
-            return Pair(
-                w.select(there, value.real, other.real), w.select(there, value.imag, other.imag)
-            )
-        return w.select(there, value, other)
+        return each_part(partial(w.select, there), value, other)
 
     def method(self, head: str, name: str) -> Code:
         self.source.line(f"SCANLIB_METHOD static {head} {{")
@@ -349,7 +344,7 @@ class RowProducts:
         if self.semiring == "real":
             total: Any = code.scalars.constant(0, self.dtype)
             for j, (a, x) in enumerate(terms):
-                total = self.kept(code, j, _times_plus(code, a, x, total), total)
+                total = self.kept(code, j, times_plus(w, a, x, total), total)
             self.end(code, [total], "return")
             return
         sums = [a + x for a, x in terms]
@@ -379,12 +374,3 @@ class RowProducts:
             same = x.equals(y) | (x.differs(x) & y.differs(y))
             good = good & (same | (abs(x - y) <= room))
         self.end(code, [good], "return")
-
-
-def _times_plus(code: Code, x: Any, y: Any, z: Any) -> Any:
-    """Return a product and a sum, whose parts are rounded once for each product."""
-    fma = code.writer.fma
-    if isinstance(x, Pair):
-        real = fma(x.real, y.real, fma(-x.imag, y.imag, z.real))
-        return Pair(real, fma(x.real, y.imag, fma(x.imag, y.real, z.imag)))
-    return fma(x, y, z)

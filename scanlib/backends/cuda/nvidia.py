@@ -158,7 +158,6 @@ class Driver:
 
     @contextmanager
     def current(self, context: int) -> Iterator[None]:
-        """Make a context the current one."""
         self.call("cuCtxPushCurrent_v2", ctypes.c_void_p(context))
         try:
             yield

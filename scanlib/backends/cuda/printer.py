@@ -223,7 +223,6 @@ class LoopWriter:
         return "\n".join([*parts, ""])
 
     def _loop(self) -> str:
-        """Return the struct of the loop."""
         with self.source.struct("Loop"):
             self.write_fixed()
             self.write_rows()
@@ -408,5 +407,4 @@ def _struct_bytes(members: list[Variable]) -> int:
 
 
 def template(name: str) -> str:
-    """Return a part of the template."""
     return files("scanlib.backends.cuda").joinpath("template", f"{name}.cuh").read_text()

@@ -14,8 +14,7 @@ from pytensor.graph.basic import Apply, Variable
 
 from scanlib.kernels.language import FLOAT64, FLOATS, POINTER, Function, Type, Value, Writer
 from scanlib.kernels.printers.c import Source, item_text, print_functions
-from scanlib.kernels.scalars import NoKernelError, Number, Pair, Scalars, parts_of
-from scanlib.kernels.spans import parts
+from scanlib.kernels.scalars import NoKernelError, Number, Pair, Scalars, parts, parts_of
 
 HALF = "float16"
 IN_SINGLE = {HALF: "float32"}

@@ -18,7 +18,7 @@ from itertools import cycle
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.traversal import toposort_with_orderings
+from pytensor.graph.traversal import toposort_with_orderings, walk
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
@@ -185,22 +185,18 @@ class Plan:
             for out in node.outputs
             if out in early or self._is_read_outside(out, own)
         ]
-        inputs: dict[Variable, None] = {}
-        todo, seen = [inp for node in nodes for inp in node.inputs], set()
-        while todo:
-            variable = todo.pop(0)
-            if variable in seen:
-                continue
-            seen.add(variable)
-            owner = variable.owner
+
+        def above(variable: Variable) -> list[Variable] | None:
+            return variable.owner.inputs if variable.owner in self.cheap else None
+
+        def enters(variable: Variable) -> bool:
             if isinstance(variable, Constant):
-                if np.size(variable.data) > MOST_ITEMS and hasattr(variable.type, "dtype"):
-                    inputs[variable] = None
-            elif owner is None or (owner not in own and owner not in self.cheap):
-                inputs[variable] = None
-            elif owner in self.cheap:
-                todo += owner.inputs
-        return Cluster(list(inputs), outputs, *self._program(list(inputs), outputs, nodes))
+                return np.size(variable.data) > MOST_ITEMS and hasattr(variable.type, "dtype")
+            return variable.owner not in own and variable.owner not in self.cheap
+
+        read = [inp for node in nodes for inp in node.inputs]
+        inputs = list(filter(enters, walk(read, above)))
+        return Cluster(inputs, outputs, *self._program(inputs, outputs, nodes))
 
     def _is_read_outside(self, out: Variable, own: set[Apply]) -> bool:
         for client, _ in self.fgraph.clients[out]:

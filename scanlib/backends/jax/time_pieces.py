@@ -197,7 +197,6 @@ class Timed:
         return self.shape[self.axis]
 
     def whole(self) -> Any:
-        """Return the array."""
         return self.rows if self.initial is None else self.sliced(0, self.length)
 
     def sliced(self, start: int, stop: int) -> Any:

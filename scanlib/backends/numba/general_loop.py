@@ -225,7 +225,6 @@ class LoopWriter:
         self.line(f"if {wrong}: raise {kind.__name__}({', '.join([repr(text), *numbers])})")
 
     def new(self, name: str, dtype: str, *sizes: str) -> None:
-        """Write a new array."""
         self.line(f"{name} = new_array({', '.join([dtype, *sizes])})")
 
     def copy(self, target: str, row: str, source: str, ndim: int, *at: str) -> None:

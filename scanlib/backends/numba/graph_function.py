@@ -243,7 +243,6 @@ class GraphWriter:
     # Nodes
 
     def add(self, node: Apply) -> None:
-        """Write the line of a node."""
         op = node.op
         if isinstance(op, LoopOp) and (program := program_of_node(node)) is not None:
             self._run(node, program, node.inputs, node.outputs)

@@ -73,7 +73,6 @@ run_operator = torch.ops.scanlib.run.default
 
 @torch.library.impl(_library, "run", "CompositeExplicitAutograd")
 def run_entry(inputs: list[torch.Tensor], name: str) -> list[torch.Tensor]:
-    """Run the Op of this name."""
     return _table[name].run(inputs)
 
 

@@ -110,7 +110,7 @@ def write_sum_of_products(step: Step, node: Apply) -> None:
         write_copy(step, step.scalars.constant(0, target.dtype), target)
         with w.loop(0, step.value(a.sizes[0])) as t:
             one, other = (
-                place.along([1, 2], w.offset(place.pointer, step.bytes(t, place.strides[0])))
+                place.along([1, 2], step.moved(place.pointer, t, place.strides[0]))
                 for place in (a, b)
             )
             products.add_product(w, *(matrix(step, place) for place in (one, other, target)))
@@ -239,7 +239,7 @@ def write_orthogonal_factors(step: Step, node: Apply) -> None:
     width = total(columns, rows)
     both, found, spare = (step.fresh(place.dtype, [rows, width]) for _ in range(3))
     far, near = both.strides
-    beside = w.offset(both.pointer, step.bytes(step.value(columns), near))
+    beside = step.moved(both.pointer, columns, near)
     zero, one = (step.scalars.constant(number, place.dtype) for number in (0, 1))
     write_copy(step, place, both.view([rows, columns], both.strides))
     write_copy(step, zero, both.view([rows, rows], both.strides, beside))
@@ -247,7 +247,7 @@ def write_orthogonal_factors(step: Step, node: Apply) -> None:
     whole = packed(found.pointer, place.dtype, *map(partial(size_operand, step), found.sizes))
     factorizations.triangular_factor(w, matrix(step, both), whole, count, spare.pointer)
     kept = rows if op.mode == "full" else least
-    beside = w.offset(found.pointer, step.bytes(step.value(columns), near))
+    beside = step.moved(found.pointer, columns, near)
     step.bind_place(out, found.view([rows, kept], [near, far], beside))
     step.bind_place(others[0], found.view([kept, columns], [far, near]))
 

@@ -30,9 +30,9 @@ from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import INDEX_WRITES, join_of
-from scanlib.kernels.arrays.sizes import Size, SizeValues, combined
+from scanlib.kernels.arrays.sizes import Size, SizeValues, combined, product
 from scanlib.kernels.arrays.workspace import Part, Place, Workspace, bytes_of, is_contiguous
-from scanlib.kernels.language import DTYPES, INT64, Block, Type, Value, Writer
+from scanlib.kernels.language import DTYPES, Block, Type, Value, Writer
 from scanlib.kernels.scalars import NoKernelError, Number, Scalars, parts_of
 from scanlib.kernels.spans import itemsize, lane_pieces, load_number, store_number
 from scanlib.lengths.numbers import constant_index
@@ -183,7 +183,6 @@ class Step:
                 self._finish_node()
 
     def apply(self, node: Apply) -> None:
-        """Write one node."""
         found = next((RULES[kind] for kind in type(node.op).__mro__ if kind in RULES), None)
         if found is None:
             raise NoKernelError(f"{node.op} has no kernel for arrays")
@@ -379,12 +378,16 @@ class Step:
     def value(self, size: Size) -> Value:
         return self.size_values.value(self.sizes.same(size))
 
-    def bytes(self, count: Value | int, stride: Size) -> Value:
+    def bytes(self, count: Value | Size, stride: Size) -> Value:
         """Return a number of strides in bytes."""
-        w, stride = self.writer, self.sizes.same(stride)
-        if isinstance(count, int):
-            return w.constant(count, INT64) * self.value(stride)
+        if not isinstance(count, Value):
+            return self.value(product(count, stride))
+        stride = self.sizes.same(stride)
         return count * (stride if isinstance(stride, int) else self.value(stride))
+
+    def moved(self, pointer: Value, count: Value | Size, stride: Size) -> Value:
+        """Return a pointer so many strides after another."""
+        return self.writer.offset(pointer, self.bytes(count, stride))
 
     def known_results(self, node: Apply, scalar: Apply) -> list[Size] | None:
         """Return numbers as sizes, if all they are computed from is known."""

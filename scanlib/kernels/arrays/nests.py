@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from pytensor.graph.basic import Apply, Variable
@@ -32,13 +33,12 @@ from scanlib.kernels.arrays.workspace import Place, is_contiguous, last_swapped
 from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.scalars import (
     LanesError,
-    NoKernelError,
     Number,
     added,
+    each_part,
     limit,
     multiplied,
     parts_of,
-    real,
 )
 from scanlib.kernels.spans import (
     Total,
@@ -174,15 +174,9 @@ def move(
 ) -> None:
     """Let arrays be at an index of an axis, until the stack is closed."""
     for array in arrays:
-        if axis >= len(array.strides) or array.strides[axis] == 0:
-            continue
-        stack.callback(setattr, array, "offset", array.offset)
-        if isinstance(index, int):
-            if index:
-                moved = step.bytes(index, array.strides[axis])
-                array.offset = moved + array.offset
-            continue
-        array.offset = step.bytes(index, array.strides[axis]) + array.offset
+        if axis < len(array.strides) and array.strides[axis] != 0 and index != 0:
+            stack.callback(setattr, array, "offset", array.offset)
+            array.offset = step.bytes(index, array.strides[axis]) + array.offset
 
 
 def possible_lanes(arrays: Sequence[Walk], size: Size) -> list[int]:
@@ -489,8 +483,6 @@ def copied(step: Step, place: Place) -> Place:
 @rule(IfElse)
 def write_choice(step: Step, node: Apply) -> None:
     """Write a choice of what was computed: which one is known, or both have the same sizes."""
-    if any(parts_of(out.type.dtype) is not None for out in node.outputs):
-        raise NoKernelError("a choice of complex numbers has no kernel")
     condition, *values = node.inputs
     known = step.size_of(condition) if step.is_known(condition) else None
     holds = step.scalars.truth(step.number(condition))
@@ -499,8 +491,8 @@ def write_choice(step: Step, node: Apply) -> None:
         if isinstance(known, int):
             step.alias(out, one if known else other)
         elif out.type.ndim == 0:
-            pair = (real(step.number(value)) for value in (one, other))
-            step.bind_number(out, step.writer.select(holds, *pair))
+            choose = partial(step.writer.select, holds)
+            step.bind_number(out, each_part(choose, step.number(one), step.number(other)))
         else:
             places = step.place(one), step.place(other)
             for size, other_size in zip(places[0].sizes, places[1].sizes, strict=True):
@@ -527,8 +519,7 @@ def write_cumulative(step: Step, node: Apply) -> None:
     others = [k for k in range(target.ndim) if k != axis]
     with step.writer.loop(1, step.value(size)) as index:
         before, here = (
-            target.along(others, step.writer.offset(target.pointer, step.bytes(k, stride)))
-            for k in (index - 1, index)
+            target.along(others, step.moved(target.pointer, k, stride)) for k in (index - 1, index)
         )
         write_copy(step, before, here, added if op.mode == "add" else multiplied)
     step.bind_place(out, target)

@@ -57,12 +57,10 @@ Size = int | Given | Expression
 
 
 def product(*sizes: Size) -> Size:
-    """Return the product of sizes."""
     return _joined("mul", 1, sizes)
 
 
 def total(*sizes: Size) -> Size:
-    """Return the sum of sizes."""
     return _joined("add", 0, sizes)
 
 
@@ -227,7 +225,6 @@ class SizeValues:
         return size in self._values
 
     def value(self, size: Size) -> Value:
-        """Return a size as a value of the kernel."""
         if isinstance(size, int | float):
             return self.writer.constant(size, INT64 if isinstance(size, int) else FLOAT64)
         if size not in self._values:

@@ -253,10 +253,7 @@ def diagonal(step: Step, place: Place, axes: tuple[int, int], offset: int) -> Pl
     row, column = max(-offset, 0), max(offset, 0)
     size = maximum(minimum(total(rows, -row), total(columns, -column)), 0)
     down, right = (place.strides[axis] for axis in axes)
-    pointer = place.pointer
-    if offset:
-        first = total(product(row, down), product(column, right))
-        pointer = step.writer.offset(pointer, step.value(first))
+    pointer = step.moved(step.moved(place.pointer, row, down), column, right)
     others = [axis for axis in range(place.ndim) if axis not in axes]
     sizes = [*(place.sizes[axis] for axis in others), size]
     strides = [*(place.strides[axis] for axis in others), total(down, right)]
@@ -277,7 +274,7 @@ def indexed(step: Step, place: Place, indices: Sequence) -> Place:
     """Return the part of an array that basic indices select."""
     sizes: list[Size] = []
     strides: list[Size] = []
-    pointer, w = place.pointer, step.writer
+    pointer = place.pointer
     for axis, size in enumerate(map(step.sizes.same, place.sizes)):
         stride = place.strides[axis]
         index = indices[axis] if axis < len(indices) else slice(None)
@@ -288,10 +285,7 @@ def indexed(step: Step, place: Place, indices: Sequence) -> Place:
             strides.append(product(by, stride))
         else:
             first = _checked_index(step, index, axis, size)
-        if isinstance(first, Value):
-            pointer = w.offset(pointer, step.bytes(first, stride))
-        elif first != 0:
-            pointer = w.offset(pointer, step.value(product(first, stride)))
+        pointer = step.moved(pointer, first, stride)
     return place.view(sizes, strides, pointer)
 
 
@@ -409,10 +403,7 @@ def _computed_item(step: Step, variable: Variable, indices: Sequence[Variable | 
     places = [_checked_index(step, k, axis, sizes[axis]) for axis, k in enumerate(indices)]
     for walk in tree.prepare():
         for place, stride in zip(places, walk.strides, strict=True):
-            if isinstance(place, Value):
-                walk.offset = step.bytes(place, stride) + walk.offset
-            else:
-                walk.offset = step.value(product(place, stride)) + walk.offset
+            walk.offset = step.bytes(place, stride) + walk.offset
     (number,) = tree.write(1)
     return number
 
@@ -505,7 +496,6 @@ class Gather:
 
     @property
     def sizes(self) -> list[Size]:
-        """The sizes of the result."""
         rest = list(self.rest.sizes)
         return [*rest[: self.lead], *self.loops, *rest[self.lead :]]
 
@@ -521,7 +511,7 @@ class Gather:
             for found, (axis, size, stride) in zip(self.indices, self.by_index, strict=True):
                 number = found.load(step, 1) if isinstance(found, Walk) else found
                 first = wrapped_index(step, real(number), axis, size)
-                pointer = w.offset(pointer, step.bytes(first, stride))
+                pointer = step.moved(pointer, first, stride)
             here = w.offset(other.pointer, w.as_value(along.offset, INT64))
             write(self.rest.along(range(self.rest.ndim), pointer), other.along(kept, here))
 
@@ -609,11 +599,8 @@ def write_alloc_diag(step: Step, node: Apply) -> None:
 
 def _part(step: Step, place: Place, axis: int, first: Size, size: Size) -> Place:
     """Return so many items along an axis of an array, from the `first` on."""
-    sizes, pointer = list(place.sizes), place.pointer
+    sizes, pointer = list(place.sizes), step.moved(place.pointer, first, place.strides[axis])
     sizes[axis] = size
-    if first != 0:
-        moved = step.value(product(first, place.strides[axis]))
-        pointer = step.writer.offset(pointer, moved)
     return place.view(sizes, place.strides, pointer)
 
 

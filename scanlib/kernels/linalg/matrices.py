@@ -70,7 +70,6 @@ class Matrix:
         w.store(self.pointer, self.place(w, i, j), value)
 
     def row(self, w: Writer, i: Size) -> Value:
-        """Return the address of a row."""
         return w.offset(self.pointer, sized(w, self.row_stride)[0] * i)
 
     def values(self, w: Writer) -> list[Value]:
@@ -138,7 +137,6 @@ def copy(w: Writer, a: Matrix, out: Matrix) -> None:
 
 
 def sized(w: Writer, *sizes: Size) -> list[Value]:
-    """Return sizes as values."""
     return [w.as_value(size, INT64) for size in sizes]
 
 

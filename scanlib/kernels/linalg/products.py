@@ -44,9 +44,9 @@ from scanlib.kernels.language import (
 from scanlib.kernels.linalg.matrices import Matrix, all_known, known, shared, sized
 from scanlib.kernels.linalg.semiring_products import Combination, SmallVectors, less
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.scalars import NoKernelError, Number, Pair, added, parts_of, real
+from scanlib.kernels.scalars import NoKernelError, Scalars, added, parts_of, times_plus
 from scanlib.kernels.scipy_routines import Routine
-from scanlib.kernels.spans import load_number, store_number, sum_of_lanes
+from scanlib.kernels.spans import Cell, load_number, store_number, sum_of_lanes, vector_of
 
 TINIEST = 4  # rows and columns of products that are unrolled
 LARGEST = 256**3  # multiplications that are not left to BLAS
@@ -157,10 +157,13 @@ def _tiny_product(dtype: str, sizes: tuple[int, int, int], sides: str) -> Functi
     def write(w: Writer, *values: Value) -> tuple[Value, ...]:
         a, a_row, a_column, b, b_row, b_column, c, c_row, c_column = values
         vectors = SmallVectors(w, dtype, n)
-        if sides[0] == "c":
-            rows = [vectors.load(b, b_row * k) for k in range(depth)]
-        else:
-            rows = [_gathered(w, vectors, b, b_row * k, b_column) for k in range(depth)]
+        rows = []
+        for k in range(depth):
+            if sides[0] == "c":
+                rows.append(vectors.load(b, b_row * k))
+                continue
+            items = [w.load(Type(dtype), b, b_row * k + b_column * j) for j in range(n)]
+            rows.append(vector_of(w, [items[place] for place in vectors.places]))
         for i in range(m):
             total = None
             for k, own in enumerate(rows):
@@ -180,23 +183,6 @@ def _tiny_product(dtype: str, sizes: tuple[int, int, int], sides: str) -> Functi
     return write_function(name, MATRIX * 3, write, is_shared=True)
 
 
-def _gathered(w: Writer, vectors: SmallVectors, pointer: Value, start: Value, step: Value) -> Value:
-    """Return numbers that do not lie side by side as a vector."""
-    kind = Type(vectors.type.dtype)
-    items = [w.load(kind, pointer, start + step * j) for j in range(vectors.size)]
-    found, have = [items[min(j, len(items) - 1)] for j in range(vectors.lanes)], 1
-    while have < vectors.lanes:
-        # Pairs of vectors, each twice as long.
-        pairs = list(zip(found[::2], found[1::2], strict=True))
-        if have == 1:
-            pairs = [(w.splat(x, 2), w.splat(y, 2)) for x, y in pairs]
-            found = [w.shuffle(x, y, (0, 2)) for x, y in pairs]
-        else:
-            found = [w.shuffle(x, y, range(2 * have)) for x, y in pairs]
-        have *= 2
-    return found[0]
-
-
 # Products one number after the other
 
 
@@ -212,33 +198,20 @@ def write_product(
 
     Terms are left out where an item of a `mask` is false that has the sizes of `a`.
     """
-    half = parts_of(out.dtype)
-    kind = Type(half or out.dtype)
-    sizes = sized(w, out.rows, out.columns, a.columns)
+    scalars, sizes = Scalars(w), sized(w, out.rows, out.columns, a.columns)
     with w.loop(0, sizes[0]) as i, w.loop(0, sizes[1]) as j:
-        totals = [w.local(0, kind) for _ in range(1 if half is None else 2)]
+        total = Cell(w, scalars.constant(0, out.dtype))
         with w.loop(0, sizes[2]) as k, ExitStack() as stack:
             if mask is not None:
                 stack.enter_context(w.when(mask.load(w, i, k)))
             places = (a, i, k), (b, k, j)
-            x, y = (load_number(w, m.dtype, m.pointer, m.place(w, *at)) for m, *at in places)
-            for total, terms in zip(totals, _terms(w, x, y, out.dtype), strict=True):
-                value: Value = w.copy(total)
-                for pair in terms:
-                    value = multiply_add(w, *pair, value)
-                w.assign(total, value)
-        parts = [w.copy(total) for total in totals]
-        found: Number = parts[0] if half is None else Pair(*parts)
+            pair = (load_number(w, m.dtype, m.pointer, m.place(w, *at)) for m, *at in places)
+            x, y = (scalars.number_as(number, out.dtype) for number in pair)
+            total.value = times_plus(w, x, y, total.value)
+        found = total.value
         if add is not None:
             found = added(load_number(w, add.dtype, add.pointer, add.place(w, i, j)), found)
         store_number(w, out.pointer, out.place(w, i, j), found)
-
-
-def _terms(w: Writer, x: Number, y: Number, dtype: str) -> list[list[tuple[Value, Value]]]:
-    """Return, for each part of a product, the factors of its terms."""
-    if isinstance(x, Pair) and isinstance(y, Pair):
-        return [[(x.real, y.real), (-x.imag, y.imag)], [(x.real, y.imag), (x.imag, y.real)]]
-    return [[(w.cast(real(x), dtype), w.cast(real(y), dtype))]]
 
 
 _plain_product = shared(write_product)
@@ -335,7 +308,7 @@ class _Product:
                     x = w.load(kind, row, at)
                     for place, own in zip(places, parts, strict=True):
                         y = w.load(kind, place, at)
-                        w.assign(own[p], multiply_add(w, x, y, w.copy(own[p])))
+                        w.assign(own[p], times_plus(w, x, y, w.copy(own[p])))
             totals = []
             for own in parts:
                 found: list[Value] = [w.copy(part) for part in own]
@@ -355,7 +328,7 @@ class _Product:
             x = w.load(kind, row, k * self.item)
             for column, total in zip(columns, totals, strict=True):
                 y = w.load(kind, column, k * self.item)
-                w.assign(total, multiply_add(w, x, y, w.copy(total)))
+                w.assign(total, times_plus(w, x, y, w.copy(total)))
 
     # Tiles
 
@@ -497,14 +470,9 @@ class _Product:
             for r, pointer in enumerate(factors):
                 factor = w.splat(w.load(Type(self.dtype), pointer, k * self.a_column), kind.lanes)
                 for item, total in zip(items, totals[r * vectors :], strict=False):
-                    w.assign(total, multiply_add(w, factor, item, w.copy(total)))
+                    w.assign(total, times_plus(w, factor, item, w.copy(total)))
         for place, total in zip(places, totals, strict=True):
             w.store(*place, w.copy(total))
-
-
-def multiply_add(w: Writer, x: Value, y: Value, z: Value) -> Value:
-    """Return ``x y + z``, rounded once, or wrapped around."""
-    return w.fma(x, y, z) if x.type.is_float else x * y + z
 
 
 # Products of any size, the large ones by BLAS

@@ -97,7 +97,6 @@ def type_text(type: ir.Type) -> str:
 
 
 def _function(function: ir.Function, declared: str) -> Iterator[str]:
-    """Yield the lines of a function."""
     body = _Body(function.body)
     texts = [body.read(value) for value in function.results]
     result = type_text(function.results[0].type) if texts else "void"

@@ -43,7 +43,6 @@ _FLOAT = {"float32": "float", "float64": "double"}
 
 @cache
 def type_text(type: ir.Type, in_memory: bool = False) -> str:
-    """Return the text of a type."""
     if type == ir.POINTER:
         return "ptr"
     bits = 8 if in_memory and type.dtype == "bool" else _bits(type)
@@ -316,7 +315,6 @@ class _Body:
         return name
 
     def make(self, result: ir.Value, text: str) -> None:
-        """Write the instruction of a result."""
         self.same[result] = self.compute(text, f"%{result.name}")
 
     def label(self, name: str) -> None:
@@ -506,7 +504,6 @@ class _Body:
     def operation(
         self, operation: str, result: ir.Value, operands: tuple[ir.Value, ...], texts: list[str]
     ) -> None:
-        """Write one operation."""
         kinds = [value.type for value in operands]
         last, kind = kinds[-1], type_text(kinds[-1])
         columns = ir.OPERATIONS[operation].llvm.split("/")

@@ -98,7 +98,6 @@ class Linearization:
     diagonals: dict[Coupling, Variable] | None = None
 
     def residuals(self, histories: Sequence[Variable]) -> list[Variable]:
-        """Return the residuals of all steps."""
         nexts = along(self.loop, histories, [state.next for state in self.loop.states])
         return [a - b for a, b in zip(nexts, _rows(self.loop, histories), strict=True)]
 

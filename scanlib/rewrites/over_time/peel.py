@@ -33,7 +33,7 @@ import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import toposort, walk
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
 from pytensor.scalar import upcast
@@ -418,20 +418,12 @@ def elementwise_region(
     node: Apply, known: Collection[Variable]
 ) -> tuple[list[Apply], list[Variable]]:
     """Return the elementwise nodes above a node, itself included, and what they read."""
-    region: list[Apply] = []
-    ends: dict[Variable, None] = {}
-    pending = [node]
-    seen = {node}
-    while pending:
-        current = pending.pop()
-        region.append(current)
-        for inp in current.inputs:
-            above = inp.owner
-            if isinstance(inp, Constant):
-                continue
-            if above is None or inp in known or not isinstance(above.op, Elemwise):
-                ends[inp] = None
-            elif above not in seen:
-                seen.add(above)
-                pending.append(above)
-    return region, list(ends)
+
+    def above(member: Apply) -> list[Apply]:
+        owners = [inp.owner for inp in member.inputs if inp not in known]
+        return [own for own in owners if own is not None and isinstance(own.op, Elemwise)]
+
+    region = dict.fromkeys(walk([node], above, bfs=False))
+    read = dict.fromkeys(inp for member in region for inp in member.inputs)
+    ends = [v for v in read if v.owner not in region and not isinstance(v, Constant)]
+    return list(region), ends

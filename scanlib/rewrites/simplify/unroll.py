@@ -155,14 +155,12 @@ class _Step:
         self.rows: dict[Variable, Rows] = {}
 
     def value(self, variable: Variable) -> Variable:
-        """Return the new value of a variable."""
         if variable in self.rows and variable not in self.values:
             rows = self.rows[variable]
             self.values[variable] = conform(pt.stack(rows), variable.type)
         return self.values.get(variable, variable)
 
     def row(self, variable: Variable, place: int) -> Variable:
-        """Return a row of a variable."""
         if variable in self.rows:
             return self.rows[variable][place]
         only = lifted_row(variable)
