@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import reduce
 
 import numpy as np
 import pytensor.tensor as pt
@@ -41,12 +42,15 @@ from scanlib.lengths.arrays import Lengths
 from scanlib.ops.graph import (
     applies,
     core_op,
+    depends_on,
     is_differentiable,
     is_linear_algebra,
     is_outer_product,
+    readers_of,
     row_type,
+    taken_apart,
 )
-from scanlib.ops.logaddexp import write_stable_logs
+from scanlib.ops.logaddexp import LogAddExp, logaddexp, write_stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite, LowersLoops
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -152,6 +156,8 @@ def lower_elementwise(loop: Loop, may_round: bool = True) -> Apply:
     not elementwise.
     """
     specialize_elementwise(loop)
+    if may_round:
+        add_logs_of_states_last(loop)
     scalar = scalar_loop(loop)
     analysis = analyse(scalar)
     made = loop.apply().node
@@ -160,6 +166,30 @@ def lower_elementwise(loop: Loop, may_round: bool = True) -> Apply:
     body = freeze_graph(scalar.inputs, scalar.outputs)
     op = ElemwiseScan(made.op, body, scalar.layout, found, analysis.notes, exact=not may_round)
     return op.make_node(*made.inputs)
+
+
+def add_logs_of_states_last(loop: Loop) -> None:
+    """Reorder ``logaddexp(logaddexp(h, x), y)``: what reads no state need not wait for it."""
+    roots = loop.body_outputs()
+    late = depends_on(roots, [tap for part in loop.recurrent for tap in part.taps.values()])
+    readers = readers_of(roots)
+
+    def is_inner(variable: Variable) -> bool:
+        return len(readers[variable]) == 1 and applies(readers[variable][0], LogAddExp)
+
+    def inside(variable: Variable) -> list[Variable] | None:
+        node = variable.owner
+        is_log = variable in late and is_inner(variable) and applies(node, LogAddExp)
+        return node.inputs if is_log else None
+
+    replaced: dict[Variable, Variable] = {}
+    for node in toposort(roots):
+        out = node.outputs[0]
+        if out in late and applies(node, LogAddExp) and not is_inner(out):
+            terms = [term for inp in node.inputs for term in taken_apart(inp, inside)]
+            if len(terms) > 2:
+                replaced[out] = reduce(logaddexp, sorted(terms, key=late.__contains__))
+    loop.substitute(replaced)
 
 
 def specialize_elementwise(loop: Loop) -> None:
