@@ -28,7 +28,6 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import MergeOptimizer, dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort, walk
-from pytensor.scalar import basic as ps
 from pytensor.scalar.basic import Add
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
@@ -43,6 +42,7 @@ from scanlib.ops.graph import (
     applies,
     core_op,
     depends_on,
+    equality_tests,
     is_differentiable,
     is_linear_algebra,
     is_outer_product,
@@ -122,8 +122,7 @@ def is_tested(fgraph: FunctionGraph, rows: Variable) -> bool:
     """Whether rows of numbers are compared for equality with others.
 
     PyTensor's derivative of an extreme, ``max(x, y) = x``, does so with results of `pytensor.scan`.
-    Several steps at once round otherwise than single ones, and no two numbers would be equal. Tests
-    for equal infinities, those of `logaddexp`, do not mind.
+    Several steps at once round otherwise than single ones, and no two numbers would be equal.
     """
     if not is_differentiable(rows):
         return False
@@ -137,12 +136,7 @@ def is_tested(fgraph: FunctionGraph, rows: Variable) -> bool:
             loop = Loop.from_node(client)
             nodes = list(toposort(loop.body_outputs()))
             read = {part.row for part in loop.sequences if part.outer is rows}
-        met = {inp for node in nodes if applies(node, ps.AND) for inp in node.inputs}
-        tests = [
-            set(node.inputs)
-            for node in nodes
-            if applies(node, ps.EQ | ps.NEQ) and node.outputs[0] not in met
-        ]
+        tests = [set(node.inputs) for node in equality_tests(nodes)]
         constants = {inp for inputs in tests for inp in inputs if isinstance(inp, Constant)}
         if any(inputs & read and not inputs & constants for inputs in tests):
             return True
