@@ -88,6 +88,15 @@ def applies(node: Apply | None, scalar_ops: Any) -> bool:
     )
 
 
+def equality_tests(nodes: Iterable[Apply]) -> list[Apply]:
+    """Return the nodes that ask whether numbers are equal, as derivatives of extremes do, but for
+    tests for equal infinities, those of `logaddexp`, which do not mind rounding."""
+    given = list(nodes)
+    met = {inp for node in given if applies(node, ps.AND) for inp in node.inputs}
+    tests = [node for node in given if applies(node, (ps.EQ, ps.NEQ))]
+    return [node for node in tests if node.outputs[0] not in met]
+
+
 def is_differentiable(variable: Variable) -> bool:
     """Whether a variable holds real or complex numbers that a derivative can flow through."""
     dtype = getattr(variable.type, "dtype", None)

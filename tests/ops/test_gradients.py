@@ -6,15 +6,19 @@ NumPy for the reference and ``pytensor.tensor`` for the loop under test.
 
 import numpy as np
 import pytensor
+import pytensor.scalar as ps
 import pytensor.tensor as pt
 import pytest
 from pytensor.compile.mode import Mode
 from pytensor.gradient import DisconnectedInputError, pushforward
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.traversal import toposort
 from pytensor.ifelse import ifelse
 
 import scanlib
+from scanlib.ops.graph import applies
+from scanlib.ops.scan import Scan
 from tests.checks import assert_derivatives, evaluate
 from tests.derivatives import (
     central_gradient,
@@ -650,3 +654,19 @@ def test_extremes_of_products_along_an_axis():
         slopes, central_gradient(cost, [P_value, reward_value]), strict=True
     ):
         np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_tested_for_equal_infinities_is_read_where_it_was_stored():
+    W, x = pt.matrix("W"), pt.matrix("x")
+
+    def step(h, x):
+        shifted = pt.tanh(W @ h)
+        return pt.logaddexp(shifted, x), shifted
+
+    _, shifted = scanlib.loop(step, pt.zeros(3), x)
+    gradient = pytensor.grad((shifted**2).sum(), x)
+    (backward,) = (
+        node for node in toposort([gradient])
+        if isinstance(node.op, Scan) and node.op.signature.reverse
+    )  # fmt: skip
+    assert not any(applies(node, ps.Tanh) for node in backward.op.body.toposort())

@@ -8,6 +8,9 @@ from pytensor.tensor.math import Max
 from scipy.special import erfc, expit, logsumexp
 
 import scanlib
+from scanlib.ops.graph import depends_on
+from scanlib.ops.logaddexp import LogAddExp
+from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 from tests.modes import MODES
 
@@ -172,3 +175,37 @@ def test_gradients_compute_no_logarithm_again():
         if isinstance(node.op, Scan) and node.op.signature.reverse
     )
     assert not any(isinstance(node.op, Max) for node in gradient.body.apply_nodes)
+
+
+LOGS = {
+    "nested": (
+        lambda h, x, y, z: pt.logaddexp(pt.logaddexp(h, x), pt.logaddexp(y, z)),
+        lambda h, x, y, z: logsumexp([h, x, y, z]),
+    ),
+    "stacked": (
+        lambda h, x, y, z: -0.5 * pt.logsumexp(pt.stack([-2 * h, x, 3 * y, z])),
+        lambda h, x, y, z: -0.5 * logsumexp([-2 * h, x, 3 * y, z]),
+    ),
+    "in a logarithm": (
+        lambda h, x, y, z: pt.log(pt.exp(x) + pt.exp(pt.sin(h)) + pt.exp(y) + pt.exp(z)),
+        lambda h, x, y, z: logsumexp([x, np.sin(h), y, z]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_logarithms_of_states_are_added_last(name):
+    """One logarithm of a sum of two exponentials waits for the step before."""
+    step, plain = LOGS[name]
+    rows = pt.dvectors("x", "y", "z")
+    trace = scanlib.scan(lambda x, y, z, h: step(h, x, y, z), rows, 0.3, return_updates=False)
+    f = pytensor.function(rows, trace)
+    (op,) = (node.op for node in f.maker.fgraph.apply_nodes if isinstance(node.op, ElemwiseScan))
+    late = depends_on(op.body.outputs, op.signature.split_body_inputs(op.body.inputs).taps[0])
+    logs = [node.outputs[0] for node in op.body.toposort() if isinstance(node.op, LogAddExp)]
+    assert [log in late for log in logs].count(True) == 1 < len(logs)
+    values, h, expected = rng.normal(size=(7, 3)), 0.3, []
+    for row in values:
+        h = plain(h, *row)
+        expected.append(h)
+    np.testing.assert_allclose(f(*values.T), expected, rtol=1e-12)

@@ -354,9 +354,22 @@ def padded_rows(op: PaddedRows, rows: Any, stop: Any, length: Any) -> Any:
     return padded
 
 
-rule(StepProducts)(
-    lambda op, x, y: jnp.tensordot(x, y, ((0, 2), (0, 1))) if op.total else jnp.matmul(x, y)
-)
+@rule(StepProducts)
+def step_products(op: StepProducts, x: Any, y: Any) -> Any:
+    """Return the products of the matrices of all steps, or their sum."""
+    steps = [value for value in (x, y) if value.ndim == 3]
+    bounded = [value for value in steps if isinstance(value, Bounded)]
+    if len(bounded) < len(steps):
+        refuse((x, y))
+    capacity = min((value.capacity for value in bounded), default=None)
+    x, y = (v.filled()[:capacity] if isinstance(v, Bounded) else v for v in (x, y))
+    product = jnp.tensordot(x, y, ((0, 2), (0, 1))) if op.total else jnp.matmul(x, y)
+    if not bounded:
+        return product
+    (found,) = _where_equal(bounded, [product])
+    return found.rows if op.total else found
+
+
 rule(MergeRows)(
     lambda op, value: jnp.reshape(value, (value.shape[0] * value.shape[1], *value.shape[2:]))
 )

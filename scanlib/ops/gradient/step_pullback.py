@@ -8,7 +8,6 @@ from operator import or_
 from typing import Any
 
 import pytensor.gradient as pg
-import pytensor.scalar as ps
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.gradient import DisconnectedType, NullType
@@ -18,8 +17,8 @@ from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib._compat import IfElse
 from scanlib.ops.graph import (
-    applies,
     conform,
+    equality_tests,
     is_differentiable,
     is_tensor,
     merge_equal,
@@ -174,9 +173,8 @@ class StepPullback:
 
 def tested_for_equality(values: list[Variable]) -> set[Variable]:
     """Return what stands in tests for equality above some values, and what these are views of."""
-    tests = [node for node in toposort(values) if applies(node, (ps.EQ, ps.NEQ))]
     found: set[Variable] = set()
-    waiting = [inp for node in tests for inp in node.inputs]
+    waiting = [inp for node in equality_tests(toposort(values)) for inp in node.inputs]
     while waiting:
         value = waiting.pop()
         found.add(value)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import reduce
 
 import numpy as np
 import pytensor.tensor as pt
@@ -27,7 +28,6 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import MergeOptimizer, dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort, walk
-from pytensor.scalar import basic as ps
 from pytensor.scalar.basic import Add
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
@@ -41,12 +41,16 @@ from scanlib.lengths.arrays import Lengths
 from scanlib.ops.graph import (
     applies,
     core_op,
+    depends_on,
+    equality_tests,
     is_differentiable,
     is_linear_algebra,
     is_outer_product,
+    readers_of,
     row_type,
+    taken_apart,
 )
-from scanlib.ops.logaddexp import write_stable_logs
+from scanlib.ops.logaddexp import LogAddExp, logaddexp, write_stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite, LowersLoops
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -118,8 +122,7 @@ def is_tested(fgraph: FunctionGraph, rows: Variable) -> bool:
     """Whether rows of numbers are compared for equality with others.
 
     PyTensor's derivative of an extreme, ``max(x, y) = x``, does so with results of `pytensor.scan`.
-    Several steps at once round otherwise than single ones, and no two numbers would be equal. Tests
-    for equal infinities, those of `logaddexp`, do not mind.
+    Several steps at once round otherwise than single ones, and no two numbers would be equal.
     """
     if not is_differentiable(rows):
         return False
@@ -133,12 +136,7 @@ def is_tested(fgraph: FunctionGraph, rows: Variable) -> bool:
             loop = Loop.from_node(client)
             nodes = list(toposort(loop.body_outputs()))
             read = {part.row for part in loop.sequences if part.outer is rows}
-        met = {inp for node in nodes if applies(node, ps.AND) for inp in node.inputs}
-        tests = [
-            set(node.inputs)
-            for node in nodes
-            if applies(node, ps.EQ | ps.NEQ) and node.outputs[0] not in met
-        ]
+        tests = [set(node.inputs) for node in equality_tests(nodes)]
         constants = {inp for inputs in tests for inp in inputs if isinstance(inp, Constant)}
         if any(inputs & read and not inputs & constants for inputs in tests):
             return True
@@ -152,6 +150,8 @@ def lower_elementwise(loop: Loop, may_round: bool = True) -> Apply:
     not elementwise.
     """
     specialize_elementwise(loop)
+    if may_round:
+        add_logs_of_states_last(loop)
     scalar = scalar_loop(loop)
     analysis = analyse(scalar)
     made = loop.apply().node
@@ -160,6 +160,30 @@ def lower_elementwise(loop: Loop, may_round: bool = True) -> Apply:
     body = freeze_graph(scalar.inputs, scalar.outputs)
     op = ElemwiseScan(made.op, body, scalar.layout, found, analysis.notes, exact=not may_round)
     return op.make_node(*made.inputs)
+
+
+def add_logs_of_states_last(loop: Loop) -> None:
+    """Reorder ``logaddexp(logaddexp(h, x), y)``: what reads no state need not wait for it."""
+    roots = loop.body_outputs()
+    late = depends_on(roots, [tap for part in loop.recurrent for tap in part.taps.values()])
+    readers = readers_of(roots)
+
+    def is_inner(variable: Variable) -> bool:
+        return len(readers[variable]) == 1 and applies(readers[variable][0], LogAddExp)
+
+    def inside(variable: Variable) -> list[Variable] | None:
+        node = variable.owner
+        is_log = variable in late and is_inner(variable) and applies(node, LogAddExp)
+        return node.inputs if is_log else None
+
+    replaced: dict[Variable, Variable] = {}
+    for node in toposort(roots):
+        out = node.outputs[0]
+        if out in late and applies(node, LogAddExp) and not is_inner(out):
+            terms = [term for inp in node.inputs for term in taken_apart(inp, inside)]
+            if len(terms) > 2:
+                replaced[out] = reduce(logaddexp, sorted(terms, key=late.__contains__))
+    loop.substitute(replaced)
 
 
 def specialize_elementwise(loop: Loop) -> None:

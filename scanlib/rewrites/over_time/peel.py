@@ -324,6 +324,8 @@ class OverTime:
         if outer is None:
             return None
         columns, rows = (self._multiplied(factors) for factors in outer)
+        if _is_step_product(columns, rows):
+            return StepProducts(total=True)(columns, rows)
         return pt.dot(columns[:, :, 0].T, rows[:, 0, :])
 
     def _multiplied(self, factors: list[Variable]) -> Variable:

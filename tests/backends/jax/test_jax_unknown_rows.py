@@ -192,3 +192,15 @@ class TestLengthsFromData:
         assert linear == f"by lax.while_loop, {why}"
         rows = scanlib.map(lambda k: walk(x, k).sum(), k, return_updates=False)
         assert runs(rows, x, k) == [f"by lax.while_loop, {why}"]
+
+
+def test_gradients_of_matrix_recurrences_that_stop():
+    """Products of all steps are made of rows, as many as the loop took steps."""
+    A, x, h = pt.dmatrix("A"), pt.dmatrix("x"), pt.dvector("h")
+    _, y, _ = scanlib.loop(
+        lambda h, x: (A @ h + x, A @ h), h, x, until=lambda h: h.sum() > 2, name="stops"
+    )
+    inputs = [A, x, h]
+    outputs = pytensor.grad((y**2).sum(), inputs)
+    values = [0.9 * np.eye(2), np.ones((6, 2)), np.array([0.1, -0.3])]
+    assert_same(compiled(inputs, outputs)(*values), in_python(inputs, outputs)(*values), rtol=1e-12)
