@@ -21,6 +21,7 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import IncSubtensor
 from pytensor.tensor.type import DenseTensorType, TensorType
 
+from scanlib._compat import INDEX_WRITES
 from scanlib.lengths.numbers import constant_index, constant_place, indices_of
 
 Variables = Sequence[Variable]
@@ -77,6 +78,13 @@ def is_linear_algebra(op: object) -> bool:
 def core_op(node: Apply) -> Op:
     """Return the Op of a node, without the batch around it."""
     return node.op.core_op if isinstance(node.op, Blockwise) else node.op
+
+
+def before_writes(array: Variable) -> Variable:
+    """Return what an array was before items were written into it."""
+    while array.owner is not None and isinstance(array.owner.op, INDEX_WRITES):
+        array = array.owner.inputs[0]
+    return array
 
 
 def applies(node: Apply | None, scalar_ops: Any) -> bool:

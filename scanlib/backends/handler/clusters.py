@@ -34,6 +34,7 @@ from scanlib.kernels.arrays.decompositions import is_decomposed
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.execution import LoopOp
+from scanlib.ops.graph import before_writes
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
@@ -55,15 +56,6 @@ class Cluster:
     outputs: list[Variable]
     body: FunctionGraph
     program: LoopProgram
-
-
-def _writes_input(node: Apply) -> bool:
-    """Whether what a node writes into is, but for other such writes, what the graph is given: a
-    program would copy that."""
-    base = node.inputs[0]
-    while base.owner is not None and isinstance(base.owner.op, INDEX_WRITES):
-        base = base.owner.inputs[0]
-    return base.owner is None
 
 
 @dataclass
@@ -127,8 +119,9 @@ class Plan:
     def _may_be_gathered(self, node: Apply) -> bool:
         if node in self.refused or isinstance(node.op, ALONE) or not has_rule(node.op):
             return False
-        if node.op.destroy_map and isinstance(node.op, INDEX_WRITES) and _writes_input(node):
-            return False
+        is_in_place = node.op.destroy_map and isinstance(node.op, INDEX_WRITES)
+        if is_in_place and before_writes(node.outputs[0]).owner is None:
+            return False  # a program would copy what the graph is given
         return all(
             isinstance(variable.type, DenseTensorType | ScalarType | NoneTypeT)
             for variable in (*node.inputs, *node.outputs)

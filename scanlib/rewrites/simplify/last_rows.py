@@ -16,10 +16,10 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.tensor.subtensor import Subtensor
 
-from scanlib._compat import INDEX_WRITES, IfElse
+from scanlib._compat import IfElse
 from scanlib.lengths.arrays import slice_of
 from scanlib.lengths.numbers import constant_index, indices_of
-from scanlib.ops.graph import is_tensor
+from scanlib.ops.graph import before_writes, is_tensor
 from scanlib.ops.loop import Carry, Loop, Output, Part, State
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.row_ops.checked_rows import CheckedValue
@@ -142,22 +142,20 @@ def untrace_loops(rewrite: LoopRewrite, fgraph: FunctionGraph) -> None:
             with rewrite.attempt(fgraph, node):
                 replace(fgraph, _untrace(LoopEdit(fgraph, node)), "scanlib_untrace")
     for node in filter(is_loop, fgraph.toposort()):
-        with rewrite.attempt(fgraph, node):
-            replace(fgraph, _carry_what_is_written(LoopEdit(fgraph, node)), "scanlib_carry")
+        if not all(map(is_tensor, node.inputs)):
+            with rewrite.attempt(fgraph, node):
+                replace(fgraph, _carry_what_is_written(LoopEdit(fgraph, node)), "scanlib_carry")
 
 
 def _carry_what_is_written(edit: LoopEdit) -> dict[Variable, Variable]:
-    """Carry arrays into which steps write that draw: compiled steps overwrite carries in place.
+    """Carry the arrays into which steps write.
 
-    Steps that do not draw are kernels, which do so with states.
+    Compiled steps overwrite carries in place; those that draw are such. Others are kernels, which
+    do so with states.
     """
     loop, written = edit.loop, []
-    if all(is_tensor(carry.value) for carry in loop.carries):
-        return {}
     for state in loop.states:
-        base = state.next
-        while base.owner is not None and isinstance(base.owner.op, INDEX_WRITES):
-            base = base.owner.inputs[0]
+        base = before_writes(state.next)
         if state.untraced and base is not state.next and [base] == list(state.taps.values()):
             written.append((state, Carry(state.initial[0], base, state.next, state.name)))
     for state, carry in written:
