@@ -139,6 +139,7 @@ WRITTEN_ROWS = {
     "column": (True, lambda k, x, h, W: (h[:, k].set(h[:, k - 1] * x + h[::-1, k]), h[k])),
     "rows": (True, lambda k, x, h, W: (h[1:3].inc(h[0] @ W), h[0:2].sum(0))),
     "table": (True, _table),
+    "items": (True, lambda k, x, h, W: (h[k].set(pt.sin(x)), h[pt.stack([k, 1]), [0, 2]])),
     "both_ways": (True, lambda k, x, h, W: (h[k].set(x * h[:, k]), h.T[k])),
     "exchanged": (False, lambda k, x, h, W: (h[k].set(h[0])[0].set(h[k]), x)),
 }
@@ -170,6 +171,7 @@ def test_generated_writes(data):
         "largest": lambda a, k, i: a.max(i % 2),
         "product": lambda a, k, i: a @ a[i],
         "item": lambda a, k, i: a[i, k] * a[0],
+        "places": lambda a, k, i: a[pt.arange(N)[::-1], k],
     }
     made = {"as it is": lambda v: v, "turned": lambda v: v[::-1], "sine": pt.sin}
     written = {

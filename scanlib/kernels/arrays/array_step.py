@@ -29,7 +29,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
-from scanlib._compat import INDEX_WRITES, join_of
+from scanlib._compat import INDEX_READS, INDEX_WRITES, join_of
 from scanlib.kernels.arrays.sizes import Size, SizeValues, combined, product
 from scanlib.kernels.arrays.workspace import Part, Place, Workspace, bytes_of, is_contiguous
 from scanlib.kernels.language import DTYPES, Block, Type, Value, Writer
@@ -97,7 +97,7 @@ def _is_read_before(
             continue
         if order[client] >= order[writer]:
             return False
-        is_stored = isinstance(client.op, CAReduce | Dot)
+        is_stored = isinstance(client.op, (CAReduce, Dot, *INDEX_READS[1:]))
         for out in client.outputs:
             if isinstance(client.op, Elemwise):
                 is_stored = not _is_computed_where_read(graph, out)

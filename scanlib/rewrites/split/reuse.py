@@ -37,9 +37,8 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, toposort, walk
 from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.subtensor import Subtensor
 
-from scanlib._compat import freeze_graph
+from scanlib._compat import INDEX_READS, freeze_graph
 from scanlib.analysis.scalar_body import NotElementwiseError
 from scanlib.ops.graph import applies, depends_on, is_tensor, merge_equal, substitute
 from scanlib.ops.loop import Loop, Output, Sequence
@@ -262,13 +261,13 @@ def _parts_of_rows(
 
 
 def _are_smaller(reads: list[Apply], row: Variable) -> bool:
-    """Whether nodes take items of an array, fewer than it has."""
-    if not reads or not all(isinstance(node.op, Subtensor) for node in reads):
+    """Whether nodes take items of an array, fewer than it has; one of unknown size has more."""
+    if not reads or not all(isinstance(node.op, INDEX_READS) for node in reads):
         return False
     parts = [node.outputs[0].type for node in reads]
     if None not in row.type.shape and not any(None in part.shape for part in parts):
         return sum(np.prod(part.shape) for part in parts) < np.prod(row.type.shape)
-    return all(part.ndim < row.type.ndim for part in parts)
+    return all(part.ndim < row.type.ndim or None not in part.shape for part in parts)
 
 
 def _is_product(node: Apply) -> bool:
