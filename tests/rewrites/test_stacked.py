@@ -4,7 +4,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from scipy.special import logsumexp
+from scipy.special import logsumexp, softmax
 
 import scanlib
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -22,6 +22,13 @@ STEPS = {
     "logsumexp": (
         lambda m, x, h, axis: (m.logsumexp if m is pt else logsumexp)(
             m.stack([h - 0.5, x], axis=axis), axis=axis
+        )
+    ),
+    "softmax": (
+        lambda m, x, h, axis: m.sum(
+            (pt.special.softmax if m is pt else softmax)(3 * m.stack([h, x], axis=axis), axis=axis)
+            * m.stack([h, x - 1], axis=axis),
+            axis=axis,
         )
     ),
     "any": (

@@ -7,12 +7,11 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-import scipy.linalg
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.ifelse import ifelse
-from pytensor.tensor.linalg import expm
+from pytensor.tensor.linalg import pinv
 from pytensor.tensor.sort import sort
 
 import scanlib
@@ -48,8 +47,8 @@ def turned(x):
     return np.roll(x, 1)
 
 
-NUMPY = SimpleNamespace(turned=turned, expm=scipy.linalg.expm, tanh=np.tanh)
-SYMBOLIC = SimpleNamespace(turned=Turned(), expm=expm, tanh=pt.tanh)
+NUMPY = SimpleNamespace(turned=turned, pinv=np.linalg.pinv, tanh=np.tanh)
+SYMBOLIC = SimpleNamespace(turned=Turned(), pinv=pinv, tanh=pt.tanh)
 
 
 def walked(function):
@@ -68,13 +67,13 @@ def middle_step(np, x, h):
     return np.turned(h + x)[::-1] * 0.5 + np.tanh(x)
 
 
-def exponential_step(np, x, h):
-    return np.tanh(np.expm(0.1 * h + x))
+def singular_step(np, x, h):
+    return np.tanh(np.pinv(0.1 * h + x))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
-    "step, shape", [(turned_step, (4,)), (middle_step, (4,)), (exponential_step, (3, 3))]
+    "step, shape", [(turned_step, (4,)), (middle_step, (4,)), (singular_step, (3, 3))]
 )
 def test_values(step, shape, reverse):
     x, start = (
