@@ -195,12 +195,13 @@ def reached_by(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> list[
 Readers = defaultdict[Variable, list[Apply | None]]
 
 
-def readers_of(outputs: Sequence[Variable]) -> Readers:
-    """Return who reads each variable of a graph."""
+def readers_of(outputs: Sequence[Variable], blockers: Iterable[Variable] = ()) -> Readers:
+    """Return who reads each variable of a graph, down to `blockers`: None stands for what is read
+    as a result."""
     readers: Readers = defaultdict(list)
     for out in outputs:
         readers[out].append(None)
-    for node in toposort(outputs):
+    for node in toposort(outputs, blockers=list(blockers)):
         for inp in node.inputs:
             readers[inp].append(node)
     return readers

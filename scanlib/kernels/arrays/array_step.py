@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import toposort, walk
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import Join
 from pytensor.tensor.elemwise import CAReduce, Elemwise
@@ -82,28 +82,27 @@ def overwrites(graph: FunctionGraph, node: Apply, order: Mapping[Apply, int]) ->
     `order` says which node comes when.
     """
     base = node.inputs[0]
-    return node.inputs.count(base) == 1 and _is_read_before(graph, base, node, order)
+
+    def readers(variable: Variable) -> list[Apply]:
+        return [c for c, _ in graph.clients[variable] if c is not node or variable is not base]
+
+    def read_later(variable: Variable) -> list[Variable]:
+        nodes = [] if variable in graph.outputs else readers(variable)
+        return [out for n in nodes for out in n.outputs if _reads_when_read(graph, n, out)]
+
+    held = list(walk([base], read_later))
+    return node.inputs.count(base) == 1 and not any(
+        variable in graph.outputs or any(order[n] >= order[node] for n in readers(variable))
+        for variable in held
+    )
 
 
-def _is_read_before(
-    graph: FunctionGraph, variable: Variable, writer: Apply, order: Mapping[Apply, int]
-) -> bool:
-    """Whether a variable, views of it, and what is computed of it where that is read, are read
-    before a node writes into it, by others than that."""
-    if variable in graph.outputs:
-        return False
-    for client, _ in graph.clients[variable]:
-        if client is writer and variable is writer.inputs[0]:
-            continue
-        if order[client] >= order[writer]:
-            return False
-        is_stored = isinstance(client.op, (CAReduce, Dot, *INDEX_READS[1:]))
-        for out in client.outputs:
-            if isinstance(client.op, Elemwise):
-                is_stored = not _is_computed_where_read(graph, out)
-            if out.type.ndim and not is_stored and not _is_read_before(graph, out, writer, order):
-                return False
-    return True
+def _reads_when_read(graph: FunctionGraph, node: Apply, out: Variable) -> bool:
+    """Whether a result may read what it is computed of when it is read itself: views do, and what
+    is computed where it is read."""
+    if isinstance(node.op, Elemwise):
+        return out.type.ndim > 0 and _is_computed_where_read(graph, out)
+    return out.type.ndim > 0 and not isinstance(node.op, (CAReduce, Dot, *INDEX_READS[1:]))
 
 
 @dataclass(frozen=True)

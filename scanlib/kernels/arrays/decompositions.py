@@ -185,12 +185,15 @@ DECOMPOSITIONS: dict[Any, Callable[..., Variable]] = {
 
 def decompose(graph: FunctionGraph) -> None:
     """Put nodes that have rules in the place of Ops that are graphs, and of some others."""
-    while True:
-        found = [(node, outputs) for node in graph.toposort() if (outputs := _decomposed(node))]
-        if not found:
-            return
-        for node, outputs in found:
-            graph.replace_all(list(zip(node.outputs, outputs, strict=True)), import_missing=True)
+    is_done = False
+    while not is_done:
+        is_done = True
+        for node in graph.toposort():
+            outputs = _decomposed(node)  # of inputs that have been decomposed
+            if outputs is not None:
+                is_done = False
+                pairs = list(zip(node.outputs, outputs, strict=True))
+                graph.replace_all(pairs, import_missing=True)
 
 
 def _decomposed(node: Apply) -> list[Variable] | None:

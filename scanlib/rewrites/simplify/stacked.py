@@ -155,9 +155,10 @@ class _Unstacking:
             return [pt.cast(array.squeeze(axis), dtype) for array in arrays] if is_stack else []
         if isinstance(node.op, DimShuffle):
             return self.of_turned(node, axis, most)
-        if isinstance(node.op, Softmax) and _axes(node.op.axis) == (axis,):  # of gradients
+        if isinstance(node.op, Softmax) and node.op.axis == (axis,):  # of gradients
             arrays = self(node.inputs[0], axis, most - 1)
-            return [pt.exp(array - reduce(logaddexp, arrays)) for array in arrays]
+            whole = reduce(logaddexp, arrays) if arrays else None
+            return [pt.exp(array - whole) for array in arrays]
         if not isinstance(node.op, Elemwise) or len(node.outputs) > 1:
             return []
         known = {inp: self(inp, axis, most - 1) for inp in node.inputs}
@@ -172,11 +173,6 @@ class _Unstacking:
         del order[axis]
         rest = [other if other == "x" or other < place else other - 1 for other in order]
         return [array.dimshuffle(rest) for array in self(node.inputs[0], place, most - 1)]
-
-
-def _axes(axis: int | tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the axes of an Op, of which releases say one by itself or in a tuple."""
-    return () if axis is None else (axis,) if isinstance(axis, int) else axis
 
 
 def _elementwise(

@@ -28,6 +28,7 @@ stored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -40,7 +41,14 @@ from pytensor.tensor.elemwise import DimShuffle
 
 from scanlib._compat import INDEX_READS, freeze_graph
 from scanlib.analysis.scalar_body import NotElementwiseError
-from scanlib.ops.graph import applies, depends_on, is_tensor, merge_equal, substitute
+from scanlib.ops.graph import (
+    applies,
+    depends_on,
+    is_tensor,
+    merge_equal,
+    readers_of,
+    substitute,
+)
 from scanlib.ops.loop import Loop, Output, Sequence
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
@@ -244,30 +252,24 @@ def _parts_of_rows(
     rows: Iterable[list[Variable]],
 ) -> dict[Variable, Variable]:
     """Return parts of rows that are all that the reader's body reads of them, with their twins."""
-    roots = target.body_outputs()
-    readers: dict[Variable, list[Apply]] = {}
-    for node in toposort(roots, blockers=list(chosen)):
-        for inp in set(node.inputs):
-            readers.setdefault(inp, []).append(node)
+    readers = readers_of(target.body_outputs(), blockers=chosen)
     found: dict[Variable, Variable] = {}
     for group in rows:
-        reads = [node for row in group for node in readers.get(row, [])]
-        if set(group).isdisjoint(roots) and _are_smaller(reads, group[0]):
-            parts = [node.outputs[0] for node in reads]
+        reads = [node for row in group for node in readers[row]]
+        parts = [node.outputs[0] for node in reads if node and isinstance(node.op, INDEX_READS)]
+        if len(parts) == len(reads) and _are_smaller(parts, group[0]):
             twins = _twins(source, toposort(parts), places)
             if all(part in twins for part in parts):
                 found |= {part: twins[part] for part in parts}
     return found
 
 
-def _are_smaller(reads: list[Apply], row: Variable) -> bool:
-    """Whether nodes take items of an array, fewer than it has; one of unknown size has more."""
-    if not reads or not all(isinstance(node.op, INDEX_READS) for node in reads):
-        return False
-    parts = [node.outputs[0].type for node in reads]
-    if None not in row.type.shape and not any(None in part.shape for part in parts):
-        return sum(np.prod(part.shape) for part in parts) < np.prod(row.type.shape)
-    return all(part.ndim < row.type.ndim or None not in part.shape for part in parts)
+def _are_smaller(parts: list[Variable], row: Variable) -> bool:
+    """Whether parts of an array have fewer items than it; one of unknown size has more."""
+    whole, shapes = row.type.shape, [part.type.shape for part in parts]
+    if not any(None in shape for shape in (whole, *shapes)):
+        return bool(shapes) and sum(map(math.prod, shapes)) < math.prod(whole)
+    return bool(shapes) and all(len(own) < len(whole) or None not in own for own in shapes)
 
 
 def _is_product(node: Apply) -> bool:
