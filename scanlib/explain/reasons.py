@@ -14,13 +14,16 @@ from pytensor.tensor.basic import Alloc, ARange
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import IncSubtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
 from scanlib.analysis.scalar_values import FOLLOWED
 from scanlib.explain.data import Obstacle
 from scanlib.explain.names import name_parts, step_results, titled
+from scanlib.lengths.arrays import width_of
+from scanlib.lengths.numbers import indices_of
 from scanlib.ops.expressions import Expressions
+from scanlib.ops.graph import readers_of
 from scanlib.ops.loop import Loop
 from scanlib.rewrites.lower.lower_elementwise import specialize_body
 from scanlib.rewrites.lower.lower_linear import explain_linear
@@ -86,6 +89,10 @@ _STACK = (
     "at the step's own place: outputs are stacked over time, and what later steps read of them is "
     "the carry, with scanlib.lags of several steps back; linear and other recurrences are "
     "recognized then"
+)
+_LENGTH = (
+    "say how long the slice is, if no step cuts it off where the array ends, with "
+    "pt.specify_shape(h[k:k+3], 3): it is read in place then"
 )
 _SUM = Work("sums over a row", "reduces along an axis", ("LogSumExp",))
 _LOOP = Work("an inner loop", "runs an inner loop")
@@ -167,7 +174,11 @@ def _unfollowed(loop: Loop) -> tuple[list[str], list[Obstacle]]:
     for work, users in found.items():
         variable = next(iter(users))
         titles = list(dict.fromkeys(title for own in users.values() for title in own))
-        action = _STACK if any(_is_row_of_step(loop, own) for own in users) else work.action
+        action = work.action
+        if any(_is_row_of_step(loop, own) for own in users):
+            action = _STACK
+        elif any(_may_end_early(loop, own) for own in users):
+            action = _LENGTH
         text = f"{work.does} ({written.value(variable)})"
         obstacles.append(Obstacle(listed(titles, MAX_OPERANDS), text, action))
     return [work.noun for work in found], obstacles
@@ -178,12 +189,29 @@ def _is_row_of_step(loop: Loop, variable: Variable) -> bool:
     node = variable.owner
     if not isinstance(node.op, IncSubtensor) or not node.op.set_instead_of_inc:
         return False
-    read = set(ancestors(node.inputs[2:]))
-    states = {tap for state in loop.states for tap in state.taps.values()}
-    states |= {carry.value for carry in loop.carries}
-    return not read & states and any(
+    read = set(ancestors(node.inputs[2:])) & _changing(loop)
+    rows = {sequence.row for sequence in loop.sequences}
+    return read <= rows and any(
         sequence.row in read and _counts(sequence.outer) for sequence in loop.sequences
     )
+
+
+def _may_end_early(loop: Loop, variable: Variable) -> bool:
+    """Whether a step reads as many items at a place that it computes as there are until the array
+    ends, a constant number at most."""
+    node = variable.owner
+    if not isinstance(node.op, Subtensor) or not set(ancestors(node.inputs[1:])) & _changing(loop):
+        return False
+    slices = [index for index in indices_of(node) if isinstance(index, slice)]
+    readers = readers_of(loop.body_outputs())[variable]
+    is_specified = all(reader and isinstance(reader.op, SpecifyShape) for reader in readers)
+    return not is_specified and any(width_of(index) is not None for index in slices)
+
+
+def _changing(loop: Loop) -> set[Variable]:
+    """Return the inputs of a step that other steps have with other values."""
+    taps = [tap for part in loop.recurrent for tap in part.taps.values()]
+    return {sequence.row for sequence in loop.sequences}.union(taps)
 
 
 def _counts(variable: Variable) -> bool:

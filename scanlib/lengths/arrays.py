@@ -385,6 +385,16 @@ class Lengths:
         return view.front.constant is not None and view.back.constant is not None
 
 
+def width_of(index: slice) -> int | None:
+    """Return how many items a slice between computed places has where the array has them all, None
+    if that is not known; it never has more."""
+    if index.start is None or index.stop is None or index.step is not None:
+        return None
+    lengths = Lengths()
+    width = (lengths.integer(index.stop) - lengths.integer(index.start)).constant
+    return None if width is None or width <= 0 else width
+
+
 def sizes_of(node: Apply) -> list[Variable]:
     """Return the sizes that an allocation makes."""
     return node.inputs[int(isinstance(node.op, Alloc)) :]

@@ -5,6 +5,10 @@ one. What it reads of an array ``x`` at the count, ``x[t - 1]``, is one row of `
 Read as a sequence, it takes part in all that is done with rows over time, and its gradient is
 written row by row where that of an index adds to a whole array at every step. An array is read so
 if it is known to have as many rows.
+
+A slice at the count, ``x[t - 3 : t]``, has three items only where the array does not end before.
+If it is known not to, the slice becomes these items; one of many gets its shape specified. So do
+slices that are written.
 """
 
 from __future__ import annotations
@@ -12,20 +16,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.basic import ARange
-from pytensor.tensor.subtensor import Subtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import integer_dtypes
 
 from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.forms import LengthForm
 from scanlib.lengths.numbers import constant_integer, indices_of
-from scanlib.ops.graph import depends_on, is_tensor, lifted_row, row_type
-from scanlib.ops.loop import Loop, Sequence
+from scanlib.ops.graph import (
+    before_writes,
+    depends_on,
+    is_tensor,
+    lifted_row,
+    row_type,
+    substitute,
+)
+from scanlib.ops.loop import Loop, Sequence, State
 
 _WHOLE = slice(None)
+MOST_ITEMS = 4  # of a slice that are read or written one by one
 
 
 @dataclass(frozen=True)
@@ -38,24 +51,31 @@ class _Count:
 
 def read_counted_rows(loop: Loop) -> None:
     """Turn what steps read of arrays at their own number into sequences of the loop."""
-    arrays = {part.inner: (part.outer, part.name) for part in loop.non_sequences}
-    nodes = []
-    for node in toposort(loop.body_outputs()):
-        if isinstance(node.op, Subtensor):
-            source = node.inputs[0]
-            if isinstance(source, Constant):
-                arrays[source] = source, None
-            if source in arrays:
-                nodes.append(node)
-    if not nodes:
+    nodes = list(toposort(loop.body_outputs()))
+    if not any(isinstance(node.op, Subtensor | IncSubtensor) for node in nodes):
         return
     lengths = Lengths(sure=True)
     counts, steps = _counts(loop, lengths)
+    if not counts:
+        return
+    windows = _Windows(loop, lengths, counts, steps)
+    found: dict[Variable, Variable] = {}
+    for node in nodes:
+        made = windows.by_items(node)
+        if made is not None:
+            found[node.outputs[0]] = substitute([made], found)[0]
+    loop.substitute(found)
+    arrays = {part.inner: (part.outer, part.name) for part in loop.non_sequences}
+    nodes = [n for n in toposort(loop.body_outputs()) if isinstance(n.op, Subtensor)]
+    sources = [node.inputs[0] for node in nodes]
+    arrays |= {source: (source, None) for source in sources if isinstance(source, Constant)}
     varying = depends_on(loop.body_outputs(), [v for v in loop.body_inputs() if v not in arrays])
     rows: dict[tuple[Variable, int, _Count], Variable] = {}
     replaced: dict[Variable, Variable] = {}
-    for node in nodes:
-        source, name = arrays[node.inputs[0]]
+    for node, inner in zip(nodes, sources, strict=True):
+        if inner not in arrays:
+            continue
+        source, name = arrays[inner]
         read = _read_at_count(node, counts, varying, lengths)
         if read is None:
             continue
@@ -71,6 +91,112 @@ def read_counted_rows(loop: Loop) -> None:
         whole = all(index == _WHOLE for index in rest)
         replaced[node.outputs[0]] = rows[key] if whole else rows[key][tuple(rest)]
     loop.substitute(replaced)
+
+
+class _Windows:
+    """Slices of constant length at the count of a step, of arrays that are known not to end before.
+
+    `steps` are forms of the number of steps.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        lengths: Lengths,
+        counts: dict[Variable, _Count],
+        steps: list[LengthForm],
+    ) -> None:
+        self.lengths, self.counts, self.steps = lengths, counts, steps
+        # What is as long as an array of the step, and how many axes it has before.
+        self.outer = {part.inner: (part.outer, 0) for part in loop.non_sequences}
+        for part in loop.recurrent:
+            before = part.initial, int(isinstance(part, State))
+            self.outer |= dict.fromkeys(part.taps.values(), before)
+
+    def by_items(self, node: Apply) -> Variable | None:
+        """Return the result of a node that reads or writes at such a slice, without one; None if it
+        does not."""
+        if not isinstance(node.op, Subtensor | IncSubtensor):
+            return None
+        array, indices = node.inputs[0], indices_of(node)
+        for axis, index in enumerate(indices):
+            if not isinstance(index, slice) or index.start is None or index.stop is None:
+                continue
+            apart = 1 if index.step is None else constant_integer(index.step)
+            places = self._places(array, axis, index, apart) if apart else []
+            if apart and places:
+                at = _Items(indices[:axis], places, apart, indices[axis + 1 :])
+                return at.read(array) if isinstance(node.op, Subtensor) else at.write(node)
+        return None
+
+    def _places(self, array: Variable, axis: int, index: slice, apart: int) -> list[Variable]:
+        """Return the indices of a slice; none where they are not known to be of the array."""
+        start, stop = map(self.lengths.integer, (index.start, index.stop))
+        width = (stop - start).constant
+        if width is None or width * apart <= 0:
+            return []
+        base = before_writes(array)
+        outer, lead = self.outer.get(base, (base, 0))
+        length = self.lengths.of(outer, axis + lead)
+        for value, count in self.counts.items():
+            offset = _difference(index.start, value, self.lengths)
+            if offset is None or count.start + offset + min(width, 0) < 0:
+                continue
+            beyond = count.start + offset + max(width, 1) - 1
+            if any((each + beyond).at_most(length) for each in self.steps):
+                return [value + (offset + k) for k in range(0, width, apart)]
+        return []
+
+
+@dataclass(frozen=True)
+class _Items:
+    """Items of an array at some `places` along an axis, `apart` from each other, at the same
+    indices of the axes `before` and `behind`."""
+
+    before: list[Any]
+    places: list[Variable]
+    apart: int
+    behind: list[Any]
+
+    def read(self, array: Variable) -> Variable:
+        axis = sum(isinstance(index, slice) for index in self.before)
+        if len(self.places) <= MOST_ITEMS:
+            return pt.stack([array[self._at(place)] for place in self.places], axis=axis)
+        first, last = self.places[:: len(self.places) - 1][:: 1 if self.apart > 0 else -1]
+        part = array[self._at(slice(first, last + 1))]
+        sizes: list[int | None] = [None] * part.type.ndim
+        sizes[axis] = (len(self.places) - 1) * abs(self.apart) + 1
+        part = pt.specify_shape(part, sizes)
+        return (
+            part if self.apart == 1 else part[(_WHOLE,) * axis + (slice(None, None, self.apart),)]
+        )
+
+    def write(self, node: Apply) -> Variable | None:
+        array, value = node.inputs[:2]
+        places, values = self.places, self._values(value, array.type.ndim)
+        if values is None or len(places) > MOST_ITEMS:
+            if any(index != _WHOLE for index in (*self.before, *self.behind)):
+                return None
+            places, values = [places[0] + self.apart * np.arange(len(places))], [value]
+        for place, item in zip(places, values, strict=True):
+            part = array[self._at(place)]
+            array = part.set(item) if node.op.set_instead_of_inc else part.inc(item)
+        return array
+
+    def _at(self, place: Any) -> tuple[Any, ...]:
+        return (*self.before, place, *self.behind)
+
+    def _values(self, value: Variable, rank: int) -> list[Variable] | None:
+        """Return what is written at each place; None if it is not known how it is broadcast."""
+        numbers = sum(not isinstance(index, slice) for index in self.behind)
+        axis = value.type.ndim - (rank - len(self.before) - numbers)
+        if axis < 0:
+            return [value] * len(self.places)
+        size = value.type.shape[axis]
+        if size not in (1, len(self.places)):
+            return None
+        whole = (_WHOLE,) * axis
+        return [value[(*whole, k if size > 1 else 0)] for k in range(len(self.places))]
 
 
 def _rows(

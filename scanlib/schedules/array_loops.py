@@ -24,7 +24,7 @@ from pytensor.tensor.basic import MakeVector, tensor_copy
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
-from pytensor.tensor.shape import Reshape
+from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import INDEX_WRITES, thaw_graph
@@ -70,6 +70,7 @@ from scanlib.schedules.loop_kernels import (
 )
 from scanlib.schedules.step_by_step import TakesSteps
 
+VIEWS = Subtensor | DimShuffle | SpecifyShape
 MOST_STEPS = 512  # between two polls
 # Bytes of a matrix, and how often it is multiplied, from which on it pays to copy it to where lines
 # of the cache begin.
@@ -249,7 +250,7 @@ def _is_view(result: Variable) -> bool:
     """Whether a result of a step is a part of an input, which can be written over once the part has
     been copied."""
     base = result
-    while base.owner is not None and isinstance(base.owner.op, Subtensor | DimShuffle):
+    while base.owner is not None and isinstance(base.owner.op, VIEWS):
         base = base.owner.inputs[0]
     return base is not result and base.owner is None and result.type.ndim > 0
 

@@ -307,6 +307,22 @@ def test_rows_that_are_written_into_a_state(write, is_row):
         assert action.startswith("nothing")
 
 
+@pytest.mark.parametrize(
+    "read, may_end",
+    [
+        (lambda k, h: h[k : k + 3], True),
+        (lambda k, h: pt.specify_shape(h[k : k + 3], 3), False),
+        (lambda k, h: h[1:4], False),
+        (lambda k, h: h[k:], False),
+    ],
+    ids=["open", "specified", "constant", "to_the_end"],
+)
+def test_slices_that_may_end_early(read, may_end):
+    k = pt.lvector("k")
+    last, _ = scanlib.loop(lambda h, k: (h[k].set(pt.tanh(read(k, h)).sum()), None), pt.ones(9), k)
+    assert explain_one(last).action.startswith("say how long the slice is") == may_end
+
+
 def test_a_map_reads_no_step_before():
     series = pt.dmatrix("series")
     loop = explain_one(

@@ -746,3 +746,27 @@ def test_solves_read_one_triangle_of_a_symmetric_matrix(lower, columns):
         return z / (1 + abs(z).sum())
 
     check([A, h], scan(step, None, [h], [A], n_steps=4), values)
+
+
+@pytest.mark.parametrize("slices", ["read", "written"])
+def test_slices_between_computed_places(slices, mode):
+    """Of a length that is specified, or that of what is written; counted from the end as well."""
+    places, x = pt.lvector("places"), pt.dvector("x")
+
+    def step(k, h):
+        if slices == "read":
+            return h[k].set(pt.specify_shape(h[k : k + 3], 3).sum())
+        return h[k : k + 3].set(h[:3] + pt.arange(3))
+
+    def plain(h, places):
+        for k in places:
+            if slices == "read":
+                h[k] = h[k : k + 3].sum()
+            else:
+                h[k : k + 3] = h[:3] + np.arange(3)
+        return h
+
+    trace = scan(step, places, [x])
+    function = pytensor.function([places, x], trace[-1], mode=mode)
+    data, given = np.linspace(-1, 1, 9), np.array([0, 1, 5, 6, -9, -4])
+    np.testing.assert_allclose(function(given, data), plain(data.copy(), given))

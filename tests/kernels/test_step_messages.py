@@ -24,6 +24,14 @@ def rotated(h, x):
     return pt.tanh(pt.concatenate([h[1:], h[:1]]) + x)
 
 
+def sum_of_three(i, h):
+    return h[i - 5].set(pt.specify_shape(h[i : i + 3], 3).sum())
+
+
+def three_written(i, h):
+    return h[i : i + 3].set([1.0, 2.0, 3.0])
+
+
 def checked(i, h):
     return Assert("the place {i} is not below 5")(h + 1.0, i < 5)
 
@@ -49,6 +57,17 @@ FAILURES = {
     "index of a row": (
         (lambda i, h, x: pt.tanh(h) @ pt.ones((2, 2)) + x[-i], places, pt.zeros(2), x),
         (IndexError, "] at step 1: index -7 is out of bounds for axis 0 with size 3"),
+    ),
+    "slice": (
+        (sum_of_three, places, pt.zeros(8), None),
+        (AssertionError, "at step 1: SpecifyShape: axis 0 has size 1, expected 3"),
+    ),
+    "written slice": (
+        (three_written, places, pt.zeros(8), None),
+        (
+            ValueError,
+            "at step 1: cannot assign an array of another shape to a slice: sizes 1 and 3",
+        ),
     ),
     "singular": (
         (lambda P, F: pt.linalg.inv(P[:3] * 0.0), None, P[:3], F),

@@ -190,3 +190,142 @@ def test_gradients_are_rows():
     loops = [v.op for v in function.maker.fgraph.toposort() if hasattr(v.op, "recurrences")]
     assert len(loops) == 2
     assert all(op.recurrences for op in loops)
+
+
+# Slices of as many items at each step: what a step does, the same in NumPy (which changes `h`).
+def window(step, first, size, **options):
+    """A loop over an array of `size` items, or rows of three, into which steps write."""
+    return scanlib.scan(step, pt.arange(first, n), [size], return_updates=False, **options)[-1]
+
+
+def plain_window(step, first, h, x):
+    for t in range(first, len(x)):
+        step(t, h, x)
+    return h
+
+
+def write(t, h, width, value):
+    h[t : t + width] = value
+
+
+def add(t, h, width, value):
+    h[t : t + width] += value
+
+
+def write_rows(t, h, x):
+    h[t] = np.tanh(h[t - 3 : t].sum(0) * x[t] + h[t - 3 : t, 1])
+
+
+def write_window(t, h, x):
+    h[t : t + 2] = np.sin(h[t - 2 : t] * x[t])
+
+
+WIDE = np.linspace(-1, 1, 6)
+WINDOWS = {
+    "three items": (
+        lambda: window(
+            lambda t, h: h[t].set(pt.tanh(h[t - 3 : t] @ x[t - 3 : t] + x[t])), 3, pt.ones(n)
+        ),
+        lambda x: plain_window(
+            lambda t, h, x: write(t, h, 1, np.tanh(h[t - 3 : t] @ x[t - 3 : t] + x[t])),
+            3,
+            np.ones(len(x)),
+            x,
+        ),
+    ),
+    "backwards": (
+        lambda: window(
+            lambda t, h: h[t].set(pt.sin(h[t - 1 : t - 7 : -1] @ WIDE + x[t])), 7, pt.ones(n)
+        ),
+        lambda x: plain_window(
+            lambda t, h, x: write(t, h, 1, np.sin(h[t - 1 : t - 7 : -1] @ WIDE + x[t])),
+            7,
+            np.ones(len(x)),
+            x,
+        ),
+    ),
+    "every other of many": (
+        lambda: window(
+            lambda t, h: h[t].set(pt.sin((h[t - 11 : t : 2] * WIDE).sum() + x[t])), 11, pt.ones(n)
+        ),
+        lambda x: plain_window(
+            lambda t, h, x: write(t, h, 1, np.sin((h[t - 11 : t : 2] * WIDE).sum() + x[t])),
+            11,
+            np.ones(len(x)),
+            x,
+        ),
+    ),
+    "many": (
+        lambda: window(
+            lambda t, h: h[t : t + 1].set(pt.sin(h[t - 6 : t] @ WIDE + x[t])[None]), 6, pt.ones(n)
+        ),
+        lambda x: plain_window(
+            lambda t, h, x: write(t, h, 1, np.sin(h[t - 6 : t] @ WIDE + x[t])),
+            6,
+            np.ones(len(x)),
+            x,
+        ),
+    ),
+    "rows": (
+        lambda: window(
+            lambda t, h: h[t].set(pt.tanh(h[t - 3 : t].sum(0) * x[t] + h[t - 3 : t, 1])),
+            3,
+            pt.ones((n, 3)),
+        ),
+        lambda x: plain_window(write_rows, 3, np.ones((len(x), 3)), x),
+    ),
+    "written": (
+        lambda: window(
+            lambda t, h: h[t : t + 2].set(pt.sin(h[t - 2 : t] * x[t])), 2, pt.ones(n + 1)
+        ),
+        lambda x: plain_window(write_window, 2, np.ones(len(x) + 1), x),
+    ),
+    "many are added to": (
+        lambda: window(
+            lambda t, h: h[t : t + 6].inc(pt.sin(h[t] * x[t]) * WIDE), 0, pt.ones(n + 5)
+        ),
+        lambda x: plain_window(
+            lambda t, h, x: add(t, h, 6, np.sin(h[t] * x[t]) * WIDE), 0, np.ones(len(x) + 5), x
+        ),
+    ),
+    "one number for all": (
+        lambda: window(lambda t, h: h[t : t + 3].inc(h[t] * x[t]), 0, pt.ones(n + 2)),
+        lambda x: plain_window(
+            lambda t, h, x: add(t, h, 3, h[t] * x[t]), 0, np.ones(len(x) + 2), x
+        ),
+    ),
+    "of a sequence": (
+        lambda: over(lambda t, h: pt.tanh(h + (x[t - 6 : t] * WIDE).max()), pt.arange(6, n)),
+        lambda x: plain(lambda t, h: np.tanh(h + (x[t - 6 : t] * WIDE).max()), range(6, len(x))),
+    ),
+    # It may end before, and has other items then.
+    "cut off": (
+        lambda: over(lambda t, h: 0.5 * h + x[t - 2 : t + 1].sum(), pt.arange(n)),
+        lambda x: plain(lambda t, h: 0.5 * h + x[t - 2 : t + 1].sum(), range(len(x))),
+    ),
+    "cut off at the end": (
+        lambda: window(lambda t, h: h[t : t + 2].inc(x[t]), 0, pt.ones(n)),
+        lambda x: plain_window(lambda t, h, x: add(t, h, 2, x[t]), 0, np.ones(len(x)), x),
+    ),
+}
+
+
+@pytest.mark.parametrize("loop", WINDOWS)
+def test_windows(loop, mode):
+    build, expected = WINDOWS[loop]
+    result, data = build(), rng.uniform(0.1, 0.9, 14)
+    function = keeping_inputs(pytensor.function([x], [result], mode=mode))
+    assert_same(function(data), [expected(data)])
+    cost = pt.tanh(result).sum()
+    assert_derivatives(cost, {x: data}, lambda x: np.tanh(expected(x)).sum(), mode)
+
+
+@pytest.mark.parametrize("loop", WINDOWS)
+def test_windows_have_kernels(loop):
+    """Slices whose length is known are read and written by kernels."""
+    result = WINDOWS[loop][0]()
+    outputs = [result, pytensor.grad(result.sum(), x)]
+    function = pytensor.function([x], outputs, mode=MODES["numba"])
+    runs = [found.runs for found in scanlib.explain(function).loops]
+    kernels = {"as a kernel, compiled by LLVM"}
+    assert set(runs) <= kernels or "cut off" in loop

@@ -116,14 +116,19 @@ class Bounded:
         position = jnp.where(jnp.asarray(place) < 0, self.length + place, place)
         return jax.lax.dynamic_index_in_dim(self.rows, position, keepdims=False)
 
-    def slice(self, where: slice) -> Bounded:
-        """Return the rows of a slice, as NumPy counts them."""
+    def slice(self, where: slice, most: int | None = None) -> Bounded:
+        """Return the rows of a slice, as NumPy counts them; there are at `most` so many."""
         if where.step is not None and static_int(where.step) != 1:
             self.__jax_array__()
         first = 0 if where.start is None else place_of(where.start, self.length)
         last = self.length if where.stop is None else place_of(where.stop, self.length)
         known = static_int(first)
-        rows = jnp.roll(self.rows, -first, axis=0) if known is None else self.rows[known:]
+        if known is not None:
+            rows = self.rows[known:]
+        elif most is None:
+            rows = jnp.roll(self.rows, -first, axis=0)
+        else:
+            rows = jnp.take(self.rows, first + jnp.arange(most), axis=0, mode="clip")
         end = None if where.stop is None else static_int(where.stop)
         if end is not None and end >= 0 and known is not None:
             rows = rows[: max(end - known, 0)]

@@ -38,6 +38,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, toposort, walk
 from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.shape import SpecifyShape
 
 from scanlib._compat import INDEX_READS, freeze_graph
 from scanlib.analysis.scalar_body import NotElementwiseError
@@ -256,12 +257,21 @@ def _parts_of_rows(
     found: dict[Variable, Variable] = {}
     for group in rows:
         reads = [node for row in group for node in readers[row]]
-        parts = [node.outputs[0] for node in reads if node and isinstance(node.op, INDEX_READS)]
+        parts = [
+            _part(node, readers) for node in reads if node and isinstance(node.op, INDEX_READS)
+        ]
         if len(parts) == len(reads) and _are_smaller(parts, group[0]):
             twins = _twins(source, toposort(parts), places)
             if all(part in twins for part in parts):
                 found |= {part: twins[part] for part in parts}
     return found
+
+
+def _part(node: Apply, readers: dict[Variable, list[Apply | None]]) -> Variable:
+    """Return what a node reads, with the shape that is specified of it."""
+    (out,) = node.outputs
+    only = readers[out][0] if len(readers[out]) == 1 else None
+    return only.outputs[0] if only and isinstance(only.op, SpecifyShape) else out
 
 
 def _are_smaller(parts: list[Variable], row: Variable) -> bool:
