@@ -235,8 +235,9 @@ RECURRENT = {
 }
 
 
-def network(kind: str, batch: bool = True):
-    """Return the inputs, states and weights of a recurrent network, in float64."""
+def network(kind: str, batch: bool = True, stops: bool = False):
+    """Return the inputs, states and weights of a recurrent network, in float64; one that `stops`
+    may do so before the end."""
     x, h0 = (pt.dtensor3("x"), pt.dmatrix("h0")) if batch else (pt.dmatrix("x"), pt.dvector("h0"))
 
     def rnn(x, h, W, U):
@@ -259,7 +260,14 @@ def network(kind: str, batch: bool = True):
     step, columns = {"rnn": (rnn, (1, 1)), "gru": (gru, (3, 2, 1)), "lstm": (lstm, (4, 4))}[kind]
     weights = [pt.dmatrix(name) for name in ("W", "U", "V")[: len(columns)]]
     initial = [h0, pt.zeros_like(h0)] if kind == "lstm" else [h0]
-    traces = scanlib.scan(step, x, initial, weights, name=kind, return_updates=False)
+
+    def stopping(x, *values):
+        states = step(x, *values)
+        return states, scanlib.until((states[0] if kind == "lstm" else states).sum() > 1.0)
+
+    traces = scanlib.scan(
+        stopping if stops else step, x, initial, weights, name=kind, return_updates=False
+    )
     states = traces[0] if kind == "lstm" else traces
     rng = np.random.default_rng(0)
     rows = (2,) if batch else ()

@@ -16,7 +16,14 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import Add, Cast, Identity, Neg, ScalarMinimum, Sub
-from pytensor.tensor.basic import Alloc, AllocEmpty, Join, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.basic import (
+    Alloc,
+    AllocEmpty,
+    ARange,
+    Join,
+    ScalarFromTensor,
+    TensorFromScalar,
+)
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Argmax, Dot
 from pytensor.tensor.shape import SpecifyShape
@@ -117,6 +124,9 @@ class Lengths:
             return self.of(node.inputs[side], node.inputs[side].type.ndim - 1 if side else axis)
         if isinstance(op, ALLOCATIONS):
             return self.integer(sizes_of(node)[axis])
+        if isinstance(op, ARange) and op.dtype in integer_dtypes:
+            start, stop, step = map(self.integer, node.inputs)
+            return self._without(stop, start) if step == number(1) else None
         if isinstance(op, Join):
             along, parts = join_of(node)
             lengths = (self.of(part, axis) for part in (parts if along == axis else parts[:1]))
@@ -137,8 +147,26 @@ class Lengths:
             if left == axis:
                 whole = self.of(source, k)
                 cut = self.cut(whole, index)
-                return None if cut is None else whole - cut[0] - cut[1]
+                if cut is None:
+                    return self._of_rest(whole, index)
+                return whole - cut[0] - cut[1]
         return None
+
+    def _of_rest(self, rows: LengthForm, index: slice) -> LengthForm | None:
+        """Return how many rows a slice leaves that cuts off one end, so many rows if there are."""
+        start, stop = index.start, index.stop
+        place = constant_index(stop if start is None else start)
+        if index.step is not None or place is None or None not in (start, stop):
+            return None
+        if (place < 0) != (start is None):  # it reads those rows
+            return None
+        return self._without(rows, number(abs(place)))
+
+    def _without(self, rows: LengthForm, cut: LengthForm) -> LengthForm | None:
+        """Return how many rows are left without some of them, or all there are."""
+        if self._has(rows, cut):
+            return rows - cut
+        return None if cut.constant is None or cut.number < 0 else rows - minimum([rows, cut])
 
     def _of_loop(self, node: Apply, variable: Variable, axis: int) -> LengthForm | None:
         """Return the rows of a result of a loop: its steps, and initial rows."""

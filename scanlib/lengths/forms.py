@@ -89,6 +89,9 @@ class LengthForm:
         if self.number < 0:
             return False
         for (kind, what), factor in self.terms:
+            if kind == "minimum" and factor == -1:  # any of the forms is as great
+                rest = self + LengthForm.of(kind, what)
+                return any((rest - form).is_length() for form in what)
             if factor < 0 or kind == "integer":
                 return False
             if kind == "minimum" and not all(form.is_length() for form in what):

@@ -13,7 +13,7 @@ slices that are written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,18 @@ class _Count:
 
     start: int
     backwards: bool = False
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Forms of the number of steps, and forms of what it is at most."""
+
+    exact: list[LengthForm]
+    most: list[LengthForm] = field(default_factory=list)
+
+    def end_before(self, place: int, length: LengthForm) -> bool:
+        """Whether the last step, the first one being at a place, is sure to be below a length."""
+        return any((steps + place).at_most(length) for steps in (*self.exact, *self.most))
 
 
 def read_counted_rows(loop: Loop) -> None:
@@ -94,17 +106,14 @@ def read_counted_rows(loop: Loop) -> None:
 
 
 class _Windows:
-    """Slices of constant length at the count of a step, of arrays that are known not to end before.
-
-    `steps` are forms of the number of steps.
-    """
+    """Slices of constant length at the count of a step, of arrays known not to end before."""
 
     def __init__(
         self,
         loop: Loop,
         lengths: Lengths,
         counts: dict[Variable, _Count],
-        steps: list[LengthForm],
+        steps: _Steps,
     ) -> None:
         self.lengths, self.counts, self.steps = lengths, counts, steps
         # What is as long as an array of the step, and how many axes it has before.
@@ -142,8 +151,7 @@ class _Windows:
             offset = _difference(index.start, value, self.lengths)
             if offset is None or count.start + offset + min(width, 0) < 0:
                 continue
-            beyond = count.start + offset + max(width, 1) - 1
-            if any((each + beyond).at_most(length) for each in self.steps):
+            if self.steps.end_before(count.start + offset + max(width, 1) - 1, length):
                 return [value + (offset + k) for k in range(0, width, apart)]
         return []
 
@@ -200,26 +208,26 @@ class _Items:
 
 
 def _rows(
-    array: Variable, count: _Count, length: LengthForm, steps: list[LengthForm], loop: Loop
+    array: Variable, count: _Count, length: LengthForm, steps: _Steps, loop: Loop
 ) -> Variable | None:
     """Return the rows of an array at all counts, None if it may have fewer."""
-    ends = [each + count.start for each in steps]
-    if count.start < 0 or not any(end.at_most(length) for end in ends):
+    if count.start < 0 or not steps.end_before(count.start, length):
         return None
+    ends = [each + count.start for each in steps.exact]
     left = [gap for end in ends if (gap := (length - end).constant) is not None]
     stop = -left[0] or None if left else loop.length() + count.start
     rows = array[count.start or None : stop]
     return rows[::-1] if count.backwards else rows
 
 
-def _counts(loop: Loop, lengths: Lengths) -> tuple[dict[Variable, _Count], list[LengthForm]]:
+def _counts(loop: Loop, lengths: Lengths) -> tuple[dict[Variable, _Count], _Steps]:
     """Return the counts among the inputs of a step, and forms of the number of steps; one may be
     negative where there are none."""
     counts: dict[Variable, _Count] = {}
-    steps = [] if loop.n_steps is None else [lengths.integer(loop.n_steps)]
+    steps = _Steps([] if loop.n_steps is None else [lengths.integer(loop.n_steps)])
     for part in loop.sequences:
         view = lengths.view(part.outer)
-        steps.append(lengths.of_view(view))
+        steps.exact.append(lengths.of_view(view))
         made = view.base.owner
         if made is None or not isinstance(made.op, ARange):
             continue
@@ -228,8 +236,7 @@ def _counts(loop: Loop, lengths: Lengths) -> tuple[dict[Variable, _Count], list[
         if start is None or front is None or constant_integer(apart) != 1:
             continue
         counts[part.row] = _Count(start + front, view.flipped)
-        if view.is_whole:
-            steps.append(lengths.integer(last) - start)
+        (steps.exact if view.is_whole else steps.most).append(lengths.integer(last) - start - front)
     for state in [] if loop.reverse else loop.recurrent:
         value, row = state.taps.get(-1), lifted_row(state.initial)
         if state.depth != 1 or value is None or not _is_integer(value):

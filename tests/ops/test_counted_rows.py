@@ -71,6 +71,16 @@ LOOPS = {
         lambda x, X: plain(lambda t, h: 0.5 * h + x[t] ** 2, range(len(x))),
         3,
     ),
+    "beside rows that were cut": (
+        lambda: over(lambda t, y, h: 0.5 * h + y * x[t - 2], [pt.arange(2, n), x[2:]]),
+        lambda x, X: plain(lambda t, h: 0.5 * h + x[t] * x[t - 2], range(2, len(x))),
+        3,
+    ),
+    "beside rows of another number": (
+        lambda: over(lambda t, y, h: 0.5 * h + y * x[t - 2], [pt.arange(2, n), X[:, 0]]),
+        lambda x, X: plain(lambda t, h: 0.5 * h + X[t - 2, 0] * x[t - 2], range(2, len(x))),
+        3,
+    ),
     "counted in a state": (
         lambda: counting(lambda t, h: 0.5 * h + x[t], 0, n),
         lambda x, X: plain(lambda t, h: 0.5 * h + x[t], range(len(x))),

@@ -22,15 +22,21 @@ VECTORS = {
 NUMBERS = {
     "item": lambda t, x, h, W: h[t].set(pt.tanh(W[0, 0] * h[t - 1] + x)),
     "items": lambda t, x, h, W: h[t].set(pt.sin(h[t - 1]) * h[t // 2] + x),
+    "slice": lambda t, x, h, W: h[t].set(pt.sin(h[t - 1 : t] * x).sum()),
     "places": lambda t, x, h, W: h[t].set(pt.sin(h[t - 1 - pt.arange(2)] * x).sum()),
 }
 
 
-def filled(name, read=lambda tables: tables[-1]):
-    """Return a cost of a filled array, with what it is computed from and values."""
+def filled(name, read=lambda tables: tables[-1], stops=False):
+    """Return a cost of a filled array, with what it is computed from and values; a loop that
+    `stops` does so before the last step."""
     of_vectors = name in VECTORS
     x, W = pt.dmatrix("x") if of_vectors else pt.dvector("x"), pt.dmatrix("W")
-    step = (VECTORS | NUMBERS)[name]
+    plain = (VECTORS | NUMBERS)[name]
+
+    def step(t, x, h, W):
+        return (plain(t, x, h, W), scanlib.until(t > N - 3)) if stops else plain(t, x, h, W)
+
     steps = pt.arange(1, x.shape[0])
     start = pt.ones((x.shape[0], x.shape[0])) / 2 if name == "column" else pt.ones_like(x) / 2
     tables = scanlib.scan(step, [steps, x[1:]], start, W, return_updates=False)
@@ -38,9 +44,10 @@ def filled(name, read=lambda tables: tables[-1]):
     return (read(tables) ** 2).sum(), [x, W], values
 
 
+@pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.parametrize("name", VECTORS | NUMBERS)
-def test_no_array_is_kept_for_each_step(name, fast_mode):
-    cost, inputs, values = filled(name)
+def test_no_array_is_kept_for_each_step(name, stops, fast_mode):
+    cost, inputs, values = filled(name, stops=stops)
     gradients = pytensor.grad(cost, inputs, disconnected_inputs="ignore")
     function = pytensor.function(inputs, [cost, *gradients], mode=fast_mode)
     forward, _ = (n for n in function.maker.fgraph.toposort() if is_loop(n))

@@ -67,8 +67,9 @@ class TestNetworks:
         assert_same(function(*values), expected, rtol=1e-9, atol=1e-11)
 
     @pytest.mark.parametrize("kind", ["gru", "lstm"])
-    def test_the_backward_loop_computes_no_gate_again(self, kind):
-        inputs, states, weights, _ = network(kind)
+    @pytest.mark.parametrize("stops", [False, True])
+    def test_the_backward_loop_computes_no_gate_again(self, kind, stops):
+        inputs, states, weights, _ = network(kind, stops=stops)
         gradients = pytensor.grad(pt.sum(states**2), weights)
         function = pytensor.function(inputs, gradients, mode=unfused("c"))
         forward, backward = loops_of(function)
@@ -78,9 +79,9 @@ class TestNetworks:
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
     @pytest.mark.parametrize("steps", [T, 1, 0])
-    @pytest.mark.parametrize("batch", [True, False])
-    def test_gradients(self, kind, steps, batch):
-        inputs, states, _, values = network(kind, batch)
+    @pytest.mark.parametrize("batch, stops", [(True, False), (False, False), (True, True)])
+    def test_gradients(self, kind, steps, batch, stops):
+        inputs, states, _, values = network(kind, batch, stops)
         values[0] = values[0][:steps]
         outputs = [pt.sum(states**2), *pytensor.grad(pt.sum(states**2), inputs)]
         with pytensor.config.change_flags(scanlib__split=False):

@@ -38,10 +38,12 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, toposort, walk
 from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.shape import SpecifyShape
+from pytensor.tensor.shape import Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import INDEX_READS, freeze_graph
 from scanlib.analysis.scalar_body import NotElementwiseError
+from scanlib.lengths.arrays import slice_of
 from scanlib.ops.graph import (
     applies,
     depends_on,
@@ -83,7 +85,7 @@ class ReuseForwardValues(LoopRewrite):
         if keeps_loops_whole(fgraph):
             return
         loops = [n for n in fgraph.toposort() if is_loop(n) and not n.op.recompute]
-        if serve_readers(fgraph, loops, lambda node: not node.op.signature.has_stop, _reuse):
+        if serve_readers(fgraph, loops, lambda node: True, _reuse):
             untrace_loops(self, fgraph)
 
 
@@ -115,10 +117,11 @@ def _reuse(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     source, target = Loop.from_node(maker), Loop.from_node(reader)
     places = same_rows(maker, source, target)
     chosen = _chosen(source, target, places) if places else {}
+    parts: dict[Variable, Variable] = {}
     if places:
         rows = _rows_for_one(fgraph, (maker, reader), (source, target))
-        chosen |= _parts_of_rows(source, target, places, chosen, rows)
-    if not chosen:
+        parts = _parts_of_rows(source, target, places, chosen, rows)
+    if not (chosen or parts):
         return None
 
     def applied(loop: Loop) -> Apply:
@@ -126,7 +129,26 @@ def _reuse(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
             sizes_from_outside(loop)
         return loop.apply().node
 
-    return store(fgraph, (maker, reader), (source, target), chosen, applied, "reuse")
+    new = store(fgraph, (maker, reader), (source, target), chosen | parts, applied, "reuse")
+    if new is not None and parts:
+        _count_rows_of_outputs(fgraph, new)
+    return new
+
+
+def _count_rows_of_outputs(fgraph: FunctionGraph, node: Apply) -> None:
+    """Tell by the rows of an output how many steps a loop took, not by those of a history."""
+    outputs = node.op.signature.split_outputs(node.outputs)
+    steps = outputs.outputs[0].shape[0]
+    found = {}
+    for history, taps in zip(outputs.histories, node.op.signature.taps, strict=True):
+        for shape in _counts_of_rows(fgraph, history):
+            found[shape.outputs[0]] = steps - min(taps)
+    replace(fgraph, found, "scanlib_reuse")
+
+
+def _counts_of_rows(fgraph: FunctionGraph, array: Variable) -> list[Apply]:
+    clients = [client for client, _ in fgraph.clients[array]]
+    return [c for c in clients if isinstance(c.op, Shape_i) and c.op.i == 0]
 
 
 def store(
@@ -182,13 +204,24 @@ def same_rows(maker: Apply, source: Loop, target: Loop) -> dict[Variable, Variab
     known = {part.outer: part.row for part in source.sequences}
     whole = {part.outer: part.inner for part in source.non_sequences}
     found = {p.inner: whole[p.outer] for p in target.non_sequences if p.outer in whole}
-    for part in target.sequences:
-        value = known.get(part.outer)
-        if value is None:
-            value = value_of_rows(part.outer, results, source.reverse)
+    values = [value_of_rows(part.outer, results, source.reverse) for part in target.sequences]
+    # A reader of rows of a loop that stopped takes as many steps.
+    stopped = source.stop is not None and any(value is not None for value in values)
+    for part, value in zip(target.sequences, values, strict=True):
+        value = known.get(part.outer, value)
+        if value is None and stopped:
+            value = known.get(_uncut(part.outer))
         if value is not None:
             found[part.row] = value
     return {inner: value for inner, value in found.items() if inner.type == value.type}
+
+
+def _uncut(rows: Variable) -> Variable:
+    """Return the array of which some are the first rows."""
+    node = rows.owner
+    index = slice_of(node) if node is not None and isinstance(node.op, Subtensor) else None
+    is_front = index is not None and index.start is None and index.step is None
+    return node.inputs[0] if is_front else rows
 
 
 # What is read instead of computed
@@ -241,7 +274,8 @@ def _rows_for_one(
             and part.outer.owner.inputs[:1] == [history]
             and all(client is reader for client, _ in fgraph.clients[part.outer])
         }
-        if views and last_row_reads(fgraph, history, state.depth, views)[1]:
+        besides = {*views, *_counts_of_rows(fgraph, history)}
+        if views and last_row_reads(fgraph, history, state.depth, besides)[1]:
             yield list(views.values())
 
 
