@@ -29,7 +29,14 @@ from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import INDEX_WRITES, thaw_graph
 from scanlib.kernels.arrays import algebra, blockwise, orders, views  # noqa: F401  (their rules)
-from scanlib.kernels.arrays.array_step import RULES, Destination, Step, in_order, overwrites
+from scanlib.kernels.arrays.array_step import (
+    RULES,
+    Destination,
+    Step,
+    in_order,
+    overwrites,
+    parts_to_copy,
+)
 from scanlib.kernels.arrays.decompositions import decompose, is_decomposed
 from scanlib.kernels.arrays.nests import deliver, require_shape, write_copy
 from scanlib.kernels.arrays.sizes import (
@@ -216,6 +223,11 @@ class ArrayLoop(Loop):
         """Which node of a step comes when."""
         return {node: position for position, node in enumerate(in_order(self.graph))}
 
+    @cached_property
+    def copied(self) -> set[Variable]:
+        """The parts of arrays that are copied since the array is written over."""
+        return parts_to_copy(self.graph, self.order)
+
     def stays(self, name: str) -> bool:
         """Whether the new value of a state or a carry may be written over the old one.
 
@@ -238,7 +250,7 @@ class ArrayLoop(Loop):
             alone = [client for client, _ in graph.clients[before]] == [node]
             return same and alone and len(node.outputs) == 1
         while node is not None and isinstance(node.op, INDEX_WRITES):
-            if not overwrites(graph, node, self.order):
+            if not overwrites(graph, node, self.order, self.copied):
                 return False
             if node.inputs[0] is before:
                 return True

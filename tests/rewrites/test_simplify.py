@@ -13,6 +13,7 @@ import scanlib
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
+from tests.checks import assert_same
 from tests.modes import MODES
 from tests.split_cases import nodes_of
 
@@ -258,6 +259,29 @@ class TestLastRows:
             return_updates=False,
         )
         assert pytensor.function([limit], powers[-1], mode=mode)(45) == 64
+
+    @pytest.mark.parametrize("taps", [1, 2])
+    def test_the_number_of_steps_of_a_loop_that_stops(self, taps, mode):
+        """Of arrays, none is stored to count how many there would be."""
+        limit, start = pt.scalar("limit"), pt.matrix("start")
+        rows = scanlib.scan(
+            lambda *h: (h[0] + 0.5 * h[-2], scanlib.until(h[0].sum() > limit)),
+            outputs_info={"initial": start, "taps": [-1, -2][:taps]} if taps > 1 else start[1],
+            non_sequences=limit,
+            n_steps=100,
+            return_updates=False,
+        )
+        f = pytensor.function([limit, start], [rows.shape[0], rows[-1]], mode=mode)
+        (node,) = loops(f)
+        assert node.op.signature.untraced == (True,) or mode is MODES["py"]
+        for most in (-1.0, 5.0, 500.0):
+            h, steps = list(np.arange(6.0).reshape(2, 3)), 0
+            while steps < 100:
+                h.append(h[-1] + 0.5 * h[-taps])
+                steps += 1
+                if h[-2].sum() > most:
+                    break
+            assert_same(f(most, np.arange(6.0).reshape(2, 3)), [np.array(steps), h[-1]])
 
     @pytest.mark.parametrize("merged", [False, True])
     def test_a_row_that_a_branch_does_not_read(self, merged):

@@ -12,7 +12,7 @@ them. An Op without a rule has no kernel (`NoKernelError`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -77,24 +77,66 @@ def in_order(graph: FunctionGraph) -> list[Apply]:
     return found
 
 
-def overwrites(graph: FunctionGraph, node: Apply, order: Mapping[Apply, int]) -> bool:
+def overwrites(
+    graph: FunctionGraph,
+    node: Apply,
+    order: Mapping[Apply, int],
+    copied: Collection[Variable] = (),
+) -> bool:
     """Whether a node may write into its first input: nobody else reads that memory from then on.
 
-    `order` says which node comes when.
+    `order` says which node comes when; parts of arrays that are `copied` are read right away.
     """
     base = node.inputs[0]
+    held = _held(graph, base, node, copied)
+    return node.inputs.count(base) == 1 and not _is_read_from(graph, held, node, order)
+
+
+def parts_to_copy(graph: FunctionGraph, order: Mapping[Apply, int]) -> set[Variable]:
+    """Return the parts of arrays, of fewer axes, that are read after their array is written over:
+    they are copied, and the array is not."""
+    found: set[Variable] = set()
+    for node in order:
+        if isinstance(node.op, INDEX_WRITES):
+            rank = node.inputs[0].type.ndim
+            for client, _ in graph.clients[node.inputs[0]]:
+                if isinstance(client.op, Subtensor) and 0 < client.outputs[0].type.ndim < rank:
+                    held = _held(graph, client.outputs[0])
+                    if _is_read_from(graph, held, node, order):
+                        found |= set(client.outputs)
+    return found
+
+
+Held = list[tuple[Variable, list[Apply]]]
+
+
+def _held(
+    graph: FunctionGraph,
+    base: Variable,
+    writer: Apply | None = None,
+    copied: Collection[Variable] = (),
+) -> Held:
+    """Return the variables that read the memory of a variable when they are read themselves, and
+    who reads them, but for a node that writes into it."""
 
     def readers(variable: Variable) -> list[Apply]:
-        return [c for c, _ in graph.clients[variable] if c is not node or variable is not base]
+        return [c for c, _ in graph.clients[variable] if c is not writer or variable is not base]
 
     def read_later(variable: Variable) -> list[Variable]:
         nodes = [] if variable in graph.outputs else readers(variable)
-        return [out for n in nodes for out in n.outputs if _reads_when_read(graph, n, out)]
+        outs = [(node, out) for node in nodes for out in node.outputs]
+        return [o for n, o in outs if o not in copied and _reads_when_read(graph, n, o)]
 
-    held = list(walk([base], read_later))
-    return node.inputs.count(base) == 1 and not any(
-        variable in graph.outputs or any(order[n] >= order[node] for n in readers(variable))
-        for variable in held
+    return [(variable, readers(variable)) for variable in walk([base], read_later)]
+
+
+def _is_read_from(
+    graph: FunctionGraph, held: Held, node: Apply, order: Mapping[Apply, int]
+) -> bool:
+    """Whether one of some variables is read by a node or later."""
+    return any(
+        variable in graph.outputs or any(order[reader] >= order[node] for reader in readers)
+        for variable, readers in held
     )
 
 
@@ -125,7 +167,7 @@ class Step:
     address of the workspace, `frame` returns that of the kernel's frame. `before` is what the
     kernel does before the first step, `i` the number of the step, None outside of loops. `fixed`
     are inputs of a loop that are the same for all steps, and views of them; `by_item` are arrays of
-    which single items are written, before or after.
+    which single items are written, before or after; `copied` parts of arrays are read right away.
     """
 
     messages = NodeMessages()
@@ -152,6 +194,7 @@ class Step:
         self.items: dict[Variable, list[Variable]] = {}  # of arrays that are made of numbers
         self.places: dict[Variable, Place] = {}
         self.deferred: set[Variable] = set()
+        self.copied: set[Variable] = set()
         self.by_item: set[Variable] = set()
         self.destinations: dict[Variable, Destination] = {}
         self.arrived: dict[Variable, tuple[Destination, Value]] = {}
@@ -216,6 +259,7 @@ class Step:
     def _plan_writes(self, graph: FunctionGraph, nodes: Sequence[Apply]) -> None:
         """Choose the arrays that are computed where those go that differ in what a node writes."""
         order = {node: position for position, node in enumerate(nodes)}
+        self.copied = parts_to_copy(graph, order)
         for node in reversed(nodes):
             if not isinstance(node.op, INDEX_WRITES):
                 continue
@@ -227,7 +271,7 @@ class Step:
                 continue
             if out not in self.destinations or base in self.destinations:
                 continue
-            if overwrites(graph, node, order):
+            if overwrites(graph, node, order, self.copied):
                 self.destinations[base] = self.destinations[out]
 
     @contextmanager

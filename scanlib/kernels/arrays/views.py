@@ -426,8 +426,12 @@ def write_subtensor(step: Step, node: Apply) -> None:
     view = indexed(step, step.place(inp), indices)
     if out.type.ndim == 0:
         step.bind_number(out, load_number(step.writer, view.dtype, view.pointer, 0))
-    else:
-        step.bind_place(out, view)
+        return
+    if out in step.copied:
+        target = step.fresh(view.dtype, view.sizes)
+        write_copy(step, view, target)
+        view = target
+    step.bind_place(out, view)
 
 
 def _place_in_order(step: Step, indices: Sequence, shape: Sequence[int]) -> int | None:

@@ -2,7 +2,8 @@
 
 ``trace[-j]``, with ``trace = history[K:]``, is ``history[-j]`` if the loop took at least `j`
 steps, and an error otherwise. If nobody reads more of a history than such rows, the loop
-keeps only its last rows; the check then moves into the loop.
+keeps only its last rows; the check then moves into the loop. How many rows the history of a loop
+with `until` would have is read off an output, of truth values where there is no other.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import partial
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import IfElse
@@ -135,6 +137,12 @@ def _last_row(node: Apply, position: int, needs_step: bool) -> LastRow | None:
     return LastRow(node.outputs[0], -back, tuple(indices[1:]), needs_step, several)
 
 
+def counts_of_rows(fgraph: FunctionGraph, history: Variable) -> list[Apply]:
+    """Return the nodes that ask how many rows a history has."""
+    clients = [client for client, _ in fgraph.clients.get(history, ())]
+    return [c for c in clients if isinstance(c.op, Shape_i) and c.op.i == 0]
+
+
 def untrace_loops(rewrite: LoopRewrite, fgraph: FunctionGraph) -> None:
     """Let a rewrite stop the storing of histories that only last rows are read of."""
     for node in filter(is_loop, fgraph.toposort()):
@@ -181,20 +189,25 @@ def _untrace(edit: LoopEdit) -> dict[Variable, Variable]:
     length = edit.node.op.steps_of(edit.node).least()
     has_branches = any(isinstance(node.op, IfElse) for node in edit.fgraph.apply_nodes)
     pending: list[tuple[State, list[LastRow]]] = []
+    counts: dict[Variable, int] = {}
     for state in loop.states:
         if loop.reverse or state.untraced or not edit.is_read(state):
             continue
-        reads, only = last_row_reads(edit.fgraph, edit.old[state], state.depth)
-        if not only or not reads:
+        asked = [] if loop.stop is None else counts_of_rows(edit.fgraph, edit.old[state])
+        reads, only = last_row_reads(edit.fgraph, edit.old[state], state.depth, asked)
+        if not only or not (reads or asked):
             continue
         # A branch that is not taken reads no row: the loop must not miss it. See `check_last_rows`.
         if all(read.exists(length) for read in reads) or not has_branches:
             pending.append((state, reads))
+            counts |= dict.fromkeys([node.outputs[0] for node in asked], state.depth)
     if not pending:
         return edit.replacements() if unread else {}
+    if counts and not loop.outputs:
+        loop.outputs.append(Output(loop.stop))
     required = loop.required_steps
     for state, reads in pending:
-        back = max(read.back for read in reads)
+        back = max((read.back for read in reads), default=1)
         if back > state.depth:
             _deepen(state, back)
         state.untraced = True
@@ -206,6 +219,10 @@ def _untrace(edit: LoopEdit) -> dict[Variable, Variable]:
         kept = replacements.pop(edit.old[state])
         for read in reads:
             replacements[read.old] = read.of(kept)
+    if counts:
+        made = loop.signature().split_outputs(kept.owner.outputs)
+        steps = made.outputs[0].shape[0]
+        replacements |= {count: steps + depth for count, depth in counts.items()}
     return replacements
 
 

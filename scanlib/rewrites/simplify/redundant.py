@@ -139,7 +139,8 @@ def forward_constants(edit: LoopEdit) -> None:
             if loop.required_steps:
                 continue  # the check that there are steps belongs to the state
             outer = part.initial[0]
-        if len(loop.body_outputs()) == 1:
+        of_gradient = isinstance(part, Carry) and loop.reverse
+        if len(loop.body_outputs()) == 1 and not of_gradient:
             continue  # nothing else is computed: who reads the number of steps needs the loop
         inner = old.type()
         loop.non_sequences.append(NonSequence(outer, inner, part.name))

@@ -38,7 +38,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, toposort, walk
 from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.shape import Shape_i, SpecifyShape
+from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import INDEX_READS, freeze_graph
@@ -68,6 +68,7 @@ from scanlib.rewrites.over_time.split_cost import (
     of_differing_shapes,
 )
 from scanlib.rewrites.simplify.last_rows import (
+    counts_of_rows,
     is_loop,
     last_row_reads,
     untrace_loops,
@@ -117,11 +118,10 @@ def _reuse(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     source, target = Loop.from_node(maker), Loop.from_node(reader)
     places = same_rows(maker, source, target)
     chosen = _chosen(source, target, places) if places else {}
-    parts: dict[Variable, Variable] = {}
     if places:
         rows = _rows_for_one(fgraph, (maker, reader), (source, target))
-        parts = _parts_of_rows(source, target, places, chosen, rows)
-    if not (chosen or parts):
+        chosen |= _parts_of_rows(source, target, places, chosen, rows)
+    if not chosen:
         return None
 
     def applied(loop: Loop) -> Apply:
@@ -129,26 +129,7 @@ def _reuse(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
             sizes_from_outside(loop)
         return loop.apply().node
 
-    new = store(fgraph, (maker, reader), (source, target), chosen | parts, applied, "reuse")
-    if new is not None and parts:
-        _count_rows_of_outputs(fgraph, new)
-    return new
-
-
-def _count_rows_of_outputs(fgraph: FunctionGraph, node: Apply) -> None:
-    """Tell by the rows of an output how many steps a loop took, not by those of a history."""
-    outputs = node.op.signature.split_outputs(node.outputs)
-    steps = outputs.outputs[0].shape[0]
-    found = {}
-    for history, taps in zip(outputs.histories, node.op.signature.taps, strict=True):
-        for shape in _counts_of_rows(fgraph, history):
-            found[shape.outputs[0]] = steps - min(taps)
-    replace(fgraph, found, "scanlib_reuse")
-
-
-def _counts_of_rows(fgraph: FunctionGraph, array: Variable) -> list[Apply]:
-    clients = [client for client, _ in fgraph.clients[array]]
-    return [c for c in clients if isinstance(c.op, Shape_i) and c.op.i == 0]
+    return store(fgraph, (maker, reader), (source, target), chosen, applied, "reuse")
 
 
 def store(
@@ -274,7 +255,7 @@ def _rows_for_one(
             and part.outer.owner.inputs[:1] == [history]
             and all(client is reader for client, _ in fgraph.clients[part.outer])
         }
-        besides = {*views, *_counts_of_rows(fgraph, history)}
+        besides = {*views, *counts_of_rows(fgraph, history)}
         if views and last_row_reads(fgraph, history, state.depth, besides)[1]:
             yield list(views.values())
 
