@@ -66,3 +66,21 @@ def test_arrays_that_are_read_whole_are_kept(fast_mode):
     assert forward.op.signature.untraced == (False,)
     walk = in_python(inputs, cost)
     assert_derivatives(cost, dict(zip(inputs, values, strict=True)), walk, fast_mode, order=1)
+
+
+def test_parts_of_a_size_that_changes_are_not_stored(fast_mode):
+    """Elimination: each step reads one row and one column less."""
+    A = pt.dmatrix("A")
+
+    def step(k, A):
+        return A[k + 1 :].inc(-A[k + 1 :, k][:, None] / A[k, k] * A[k])
+
+    def plain(A):
+        A = A.copy()
+        for k in range(N - 1):
+            A[k + 1 :] -= A[k + 1 :, k][:, None] / A[k, k] * A[k]
+        return (A**2).sum()
+
+    eliminated = scanlib.scan(step, pt.arange(A.shape[0] - 1), A, return_updates=False)[-1]
+    values = {A: rng.normal(size=(N, N)) + 3 * np.eye(N)}
+    assert_derivatives((eliminated**2).sum(), values, plain, fast_mode)

@@ -220,9 +220,7 @@ def _chosen(
         return {}
     twins = _twins(source, nodes, places)
     costly = depends_on(roots, [out for node in nodes if _is_product(node) for out in node.outputs])
-    fixed = {part.inner for part in source.non_sequences}
-    varying = [value for value in source.body_inputs() if value not in fixed]
-    differing = of_differing_shapes(list(twins.values()), varying)
+    differing = of_differing_shapes(list(twins.values()), _varying(source))
     chosen: dict[Variable, Variable] = {}
 
     def inputs_of(value: Variable) -> list[Variable]:
@@ -238,6 +236,12 @@ def _chosen(
     for _ in walk(roots, inputs_of, bfs=False):
         pass
     return chosen
+
+
+def _varying(loop: Loop) -> list[Variable]:
+    """Return the inputs of a step that other steps have with other values."""
+    fixed = {part.inner for part in loop.non_sequences}
+    return [value for value in loop.body_inputs() if value not in fixed]
 
 
 def _rows_for_one(
@@ -269,6 +273,7 @@ def _parts_of_rows(
 ) -> dict[Variable, Variable]:
     """Return parts of rows that are all that the reader's body reads of them, with their twins."""
     readers = readers_of(target.body_outputs(), blockers=chosen)
+    varying = _varying(source)
     found: dict[Variable, Variable] = {}
     for group in rows:
         reads = [node for row in group for node in readers[row]]
@@ -277,8 +282,11 @@ def _parts_of_rows(
         ]
         if len(parts) == len(reads) and _are_smaller(parts, group[0]):
             twins = _twins(source, toposort(parts), places)
-            if all(part in twins for part in parts):
-                found |= {part: twins[part] for part in parts}
+            mine = [twins[part] for part in parts if part in twins]
+            if len(mine) == len(parts) and not of_differing_shapes(mine, varying).intersection(
+                mine
+            ):
+                found |= zip(parts, mine, strict=True)
     return found
 
 
