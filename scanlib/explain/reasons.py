@@ -189,7 +189,7 @@ def _is_row_of_step(loop: Loop, variable: Variable) -> bool:
     node = variable.owner
     if not isinstance(node.op, IncSubtensor) or not node.op.set_instead_of_inc:
         return False
-    read = set(ancestors(node.inputs[2:])) & _changing(loop)
+    read = set(ancestors(node.inputs[2:])).intersection(loop.varying_inputs())
     rows = {sequence.row for sequence in loop.sequences}
     return read <= rows and any(
         sequence.row in read and _counts(sequence.outer) for sequence in loop.sequences
@@ -200,18 +200,13 @@ def _may_end_early(loop: Loop, variable: Variable) -> bool:
     """Whether a step reads as many items at a place that it computes as there are until the array
     ends, a constant number at most."""
     node = variable.owner
-    if not isinstance(node.op, Subtensor) or not set(ancestors(node.inputs[1:])) & _changing(loop):
+    places = set(ancestors(node.inputs[1:]))
+    if not isinstance(node.op, Subtensor) or places.isdisjoint(loop.varying_inputs()):
         return False
     slices = [index for index in indices_of(node) if isinstance(index, slice)]
     readers = readers_of(loop.body_outputs())[variable]
     is_specified = all(reader and isinstance(reader.op, SpecifyShape) for reader in readers)
     return not is_specified and any(width_of(index) is not None for index in slices)
-
-
-def _changing(loop: Loop) -> set[Variable]:
-    """Return the inputs of a step that other steps have with other values."""
-    taps = [tap for part in loop.recurrent for tap in part.taps.values()]
-    return {sequence.row for sequence in loop.sequences}.union(taps)
 
 
 def _counts(variable: Variable) -> bool:

@@ -35,7 +35,7 @@ from scanlib.ops.graph import (
     row_type,
     substitute,
 )
-from scanlib.ops.loop import Loop, Sequence, State
+from scanlib.ops.loop import Loop, Sequence
 
 _WHOLE = slice(None)
 MOST_ITEMS = 4  # of a slice that are read or written one by one
@@ -70,7 +70,7 @@ def read_counted_rows(loop: Loop) -> None:
     counts, steps = _counts(loop, lengths)
     if not counts:
         return
-    windows = _Windows(loop, lengths, counts, steps)
+    windows = _Windows(loop.sources(), lengths, counts, steps)
     found: dict[Variable, Variable] = {}
     for node in nodes:
         made = windows.by_items(node)
@@ -105,22 +105,14 @@ def read_counted_rows(loop: Loop) -> None:
     loop.substitute(replaced)
 
 
+@dataclass(frozen=True)
 class _Windows:
     """Slices of constant length at the count of a step, of arrays known not to end before."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        lengths: Lengths,
-        counts: dict[Variable, _Count],
-        steps: _Steps,
-    ) -> None:
-        self.lengths, self.counts, self.steps = lengths, counts, steps
-        # What is as long as an array of the step, and how many axes it has before.
-        self.outer = {part.inner: (part.outer, 0) for part in loop.non_sequences}
-        for part in loop.recurrent:
-            before = part.initial, int(isinstance(part, State))
-            self.outer |= dict.fromkeys(part.taps.values(), before)
+    sources: dict[Variable, tuple[Variable, int]]
+    lengths: Lengths
+    counts: dict[Variable, _Count]
+    steps: _Steps
 
     def by_items(self, node: Apply) -> Variable | None:
         """Return the result of a node that reads or writes at such a slice, without one; None if it
@@ -145,8 +137,8 @@ class _Windows:
         if width is None or width * apart <= 0:
             return []
         base = before_writes(array)
-        outer, lead = self.outer.get(base, (base, 0))
-        length = self.lengths.of(outer, axis + lead)
+        source, lead = self.sources.get(base, (base, 0))
+        length = self.lengths.of(source, axis + lead)
         for value, count in self.counts.items():
             offset = _difference(index.start, value, self.lengths)
             if offset is None or count.start + offset + min(width, 0) < 0:

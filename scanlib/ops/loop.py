@@ -224,14 +224,17 @@ class Loop:
         """Return the texts of the errors that the loop may raise when it runs."""
         return Messages(self.signature(), self.labels(), self.name)
 
-    def body_inputs(self) -> list[Variable]:
-        """Return the inputs of one step in the signature's order."""
+    def varying_inputs(self) -> list[Variable]:
+        """Return the inputs of one step that have other values in other steps."""
         return [
             *(sequence.row for sequence in self.sequences),
             *(tap for state in self.states for tap in state.taps.values()),
             *(carry.value for carry in self.carries),
-            *(non_sequence.inner for non_sequence in self.non_sequences),
         ]
+
+    def body_inputs(self) -> list[Variable]:
+        """Return the inputs of one step in the signature's order."""
+        return [*self.varying_inputs(), *(whole.inner for whole in self.non_sequences)]
 
     def sources(self) -> dict[Variable, tuple[Variable, int]]:
         """Return what the inputs of a step have their axes from, but for so many first ones."""

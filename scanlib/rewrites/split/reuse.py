@@ -220,7 +220,7 @@ def _chosen(
         return {}
     twins = _twins(source, nodes, places)
     costly = depends_on(roots, [out for node in nodes if _is_product(node) for out in node.outputs])
-    differing = of_differing_shapes(list(twins.values()), _varying(source))
+    differing = of_differing_shapes(list(twins.values()), source.varying_inputs())
     chosen: dict[Variable, Variable] = {}
 
     def inputs_of(value: Variable) -> list[Variable]:
@@ -236,12 +236,6 @@ def _chosen(
     for _ in walk(roots, inputs_of, bfs=False):
         pass
     return chosen
-
-
-def _varying(loop: Loop) -> list[Variable]:
-    """Return the inputs of a step that other steps have with other values."""
-    fixed = {part.inner for part in loop.non_sequences}
-    return [value for value in loop.body_inputs() if value not in fixed]
 
 
 def _rows_for_one(
@@ -273,7 +267,7 @@ def _parts_of_rows(
 ) -> dict[Variable, Variable]:
     """Return parts of rows that are all that the reader's body reads of them, with their twins."""
     readers = readers_of(target.body_outputs(), blockers=chosen)
-    varying = _varying(source)
+    varying = source.varying_inputs()
     found: dict[Variable, Variable] = {}
     for group in rows:
         reads = [node for row in group for node in readers[row]]
