@@ -27,12 +27,13 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 
-from scanlib._compat import INDEX_WRITES, thaw_graph
+from scanlib._compat import thaw_graph
 from scanlib.kernels.arrays import algebra, blockwise, orders, views  # noqa: F401  (their rules)
 from scanlib.kernels.arrays.array_step import (
     RULES,
     Destination,
     Step,
+    before_write,
     in_order,
     overwrites,
     parts_to_copy,
@@ -249,12 +250,12 @@ class ArrayLoop(Loop):
             )
             alone = [client for client, _ in graph.clients[before]] == [node]
             return same and alone and len(node.outputs) == 1
-        while node is not None and isinstance(node.op, INDEX_WRITES):
-            if not overwrites(graph, node, self.order, self.copied):
+        while (base := before_write(value)) is not None:
+            if not overwrites(graph, value, self.order, self.copied):
                 return False
-            if node.inputs[0] is before:
+            if base is before:
                 return True
-            node = node.inputs[0].owner
+            value = base
         return False
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
 
-from scanlib.kernels.arrays.array_step import Step, rule
+from scanlib.kernels.arrays.array_step import Step, rule, writes
 from scanlib.kernels.arrays.sizes import UNFIT, Expression, Size, combined, if_equal, total
 from scanlib.kernels.arrays.workspace import rounded
 from scanlib.kernels.compiled import ProgramEntry
@@ -77,6 +77,14 @@ def write_inner_loop(step: Step, node: Apply) -> None:
             if isinstance(statement, Poll):
                 statement.steps = ()  # those that are told of are the steps around
     InnerLoop(step, node, replace(program, name="inner loop", progress=False)).write()
+
+
+@writes(Scan, ElemwiseScan)
+def _carried(node: Apply) -> list[tuple[Variable, Variable]]:
+    """Return the first values of carries, over which the last ones may be written."""
+    signature = node.op.signature
+    first, last = signature.split_inputs(node.inputs), signature.split_outputs(node.outputs)
+    return list(zip(first.carries, last.carries, strict=True))
 
 
 @dataclass

@@ -19,7 +19,7 @@ from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.type import TensorType
 
 from scanlib.kernels.arrays.array_step import Step
-from scanlib.kernels.arrays.nests import over, walked
+from scanlib.kernels.arrays.nests import write_copy
 from scanlib.kernels.arrays.sizes import (
     Check,
     Given,
@@ -507,7 +507,8 @@ def start(loop: Loop) -> Kernel:
 def write_start(
     kernel: TableReader, step: Step, pointer: Value, array: Array, backwards: bool = False
 ) -> None:
-    """Write the copy of an input to contiguous memory, its rows perhaps `backwards`."""
+    """Write the copy of an input to contiguous memory, its rows perhaps `backwards`; an input that
+    lies there stays."""
     source = Place(kernel.data(array.name), array.dtype, array.dims, array.strides)
     strides = step.sizes.contiguous_strides(array.itemsize, array.dims)
     if backwards and array.lead:
@@ -515,6 +516,5 @@ def write_start(
         pointer = step.writer.offset(pointer, kernel.value_of(last))
         strides = (product(-1, strides[0]), *strides[1:])
     target = Place(pointer, array.dtype, array.dims, strides)
-    one, other = (walked(step, place, array.dims) for place in (source, target))
-    with over(step, [one, other], array.dims):
-        other.store(step, one.load(step, 1))
+    with step.writer.when(~source.pointer.equals(target.pointer)):
+        write_copy(step, source, target)

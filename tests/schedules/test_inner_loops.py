@@ -10,8 +10,10 @@ from scanlib.backends.handler.programs import program_of
 from scanlib.ops.errors import SequenceLengthError, StepCountError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.schedules.array_loops import ArrayLoop
 from tests.checks import assert_derivatives, assert_same
 from tests.exploration import explore, half
+from tests.modes import MODES
 from tests.nested_loops import (
     assert_gradients,
     assert_values,
@@ -270,3 +272,85 @@ def test_other_linkers(linker):
     sides = [plain_counted(DATA + 1e-6 * d, [20] * 4).sum() for d in (*np.eye(4), *-np.eye(4))]
     slopes = (np.array(sides[:4]) - sides[4:]) / 2e-6
     np.testing.assert_allclose(gradient, slopes, rtol=1e-6)
+
+
+def inner(step, D, start=1):
+    """The table after a loop over its columns."""
+    columns = pt.arange(start, D.shape[1])
+    return scanlib.scan(step, columns, D, return_updates=False)[-1]
+
+
+def cell(D, i, j):
+    return 0.5 * D[i - 1, j] + D[i, j - 1] * D[i - 1, j - 1]
+
+
+def filled(D, i, j):
+    return D[i, j].set(pt.tanh(cell(D, i, j)))
+
+
+def plain_row(D, i, start=1):
+    for j in range(start, D.shape[1]):
+        D[i, j] = np.tanh(cell(D, i, j))
+
+
+def plain_cleared(D, i):
+    D[i - 1, 0] = 0.0
+    plain_row(D, i)
+    D[i] += D[0, 1]
+
+
+def plain_whole(D, i):
+    old = D.copy()
+    plain_row(D, i)
+    D += old
+
+
+# What a step makes of a table, whether the table stays where it is, and the same in NumPy.
+TABLES = {
+    "row": (lambda D, i: inner(lambda j, D: filled(D, i, j), D), True, plain_row),
+    "reads before and writes after": (
+        lambda D, i: (new := inner(lambda j, D: filled(D, i, j), D[i - 1, 0].set(0.0)))[i].inc(
+            new[0, 1]
+        ),
+        True,
+        plain_cleared,
+    ),
+    "reads what it was": (
+        lambda D, i: inner(lambda j, D: filled(D, i, j), D) + D,
+        False,
+        plain_whole,
+    ),
+    "no steps": (
+        lambda D, i: scanlib.loop(
+            lambda D, j: (filled(D, i, j), None), D, pt.arange(D.shape[1], D.shape[1])
+        )[0][i].set(D[i - 1]),
+        True,
+        lambda D, i: D.__setitem__(i, D[i - 1]),
+    ),
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_tables_that_inner_loops_fill(table, mode):
+    """The inner loop writes into the table of the loop around, which is not copied at each step."""
+    step, stays, plain = TABLES[table]
+    D = pt.dmatrix("D")
+    last = scanlib.scan(lambda i, D: step(D, i), pt.arange(1, D.shape[0]), D, return_updates=False)[
+        -1
+    ]
+
+    def cost(values):
+        values = values.copy()
+        for i in range(1, len(values)):
+            plain(values, i)
+        return values
+
+    function, data = pytensor.function([D], last, mode=mode), rng.normal(size=(5, 4))
+    given = data.copy()
+    np.testing.assert_allclose(function(data), cost(data))
+    np.testing.assert_array_equal(data, given)
+    (node,) = outer_loops(function)
+    if mode is MODES["numba"]:
+        assert (not ArrayLoop(node.op, False).rings) == stays
+    values = {D: data}
+    assert_derivatives((last**2).sum(), values, lambda D: (cost(D) ** 2).sum(), mode, order=1)

@@ -22,6 +22,7 @@ import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort, walk
+from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import Join
 from pytensor.tensor.elemwise import CAReduce, Elemwise
@@ -56,13 +57,43 @@ def rule(*kinds: type) -> Callable[[Rule], Rule]:
     return register
 
 
+Writes = Callable[[Apply], list[tuple[Variable, Variable]]]
+WRITES: dict[type, Writes] = {}
+
+
+def writes(*kinds: type) -> Callable[[Writes], Writes]:
+    """Register what returns the results of an Op that may be written over what they come from,
+    which stands first in each pair."""
+
+    def register(function: Writes) -> Writes:
+        WRITES.update(dict.fromkeys(kinds, function))
+        return function
+
+    return register
+
+
+writes(*INDEX_WRITES, CheckAndRaise)(lambda node: [(node.inputs[0], node.outputs[0])])
+
+
+def written(node: Apply) -> list[tuple[Variable, Variable]]:
+    """Return the arrays that a node may write into, each with what it is then."""
+    found = next((WRITES[kind] for kind in type(node.op).__mro__ if kind in WRITES), None)
+    return [] if found is None else [pair for pair in found(node) if pair[0].type.ndim]
+
+
+def before_write(array: Variable) -> Variable | None:
+    """Return what an array was before its node wrote into it; None if that does not."""
+    pairs = [] if array.owner is None else written(array.owner)
+    return next((base for base, out in pairs if out is array), None)
+
+
 def in_order(graph: FunctionGraph) -> list[Apply]:
     """Return the nodes of a step in the order in which they are computed.
 
     Those that write into arrays come as late as they can: others have read these by then.
     """
     nodes = graph.toposort()
-    ranks = {node: (isinstance(node.op, INDEX_WRITES), k) for k, node in enumerate(nodes)}
+    ranks = {node: (bool(written(node)), k) for k, node in enumerate(nodes)}
     missing = {node: {inp.owner for inp in node.inputs if inp.owner} for node in nodes}
     found, ready = [], [ranks[node] for node in nodes if not missing[node]]
     heapify(ready)
@@ -79,15 +110,16 @@ def in_order(graph: FunctionGraph) -> list[Apply]:
 
 def overwrites(
     graph: FunctionGraph,
-    node: Apply,
+    array: Variable,
     order: Mapping[Apply, int],
     copied: Collection[Variable] = (),
 ) -> bool:
-    """Whether a node may write into its first input: nobody else reads that memory from then on.
+    """Whether an array may be written over what it was before: nobody else reads that memory from
+    then on.
 
     `order` says which node comes when; parts of arrays that are `copied` are read right away.
     """
-    base = node.inputs[0]
+    base, node = before_write(array), array.owner
     held = _held(graph, base, node, copied)
     return node.inputs.count(base) == 1 and not _is_read_from(graph, held, node, order)
 
@@ -97,13 +129,12 @@ def parts_to_copy(graph: FunctionGraph, order: Mapping[Apply, int]) -> set[Varia
     they are copied, and the array is not."""
     found: set[Variable] = set()
     for node in order:
-        if isinstance(node.op, INDEX_WRITES):
-            rank = node.inputs[0].type.ndim
-            for client, _ in graph.clients[node.inputs[0]]:
-                if isinstance(client.op, Subtensor) and 0 < client.outputs[0].type.ndim < rank:
-                    held = _held(graph, client.outputs[0])
-                    if _is_read_from(graph, held, node, order):
-                        found |= set(client.outputs)
+        for base, _ in written(node):
+            for client, _ in graph.clients[base]:
+                part = client.outputs[0] if isinstance(client.op, Subtensor) else base
+                is_part = 0 < part.type.ndim < base.type.ndim
+                if is_part and _is_read_from(graph, _held(graph, part), node, order):
+                    found.add(part)
     return found
 
 
@@ -261,18 +292,16 @@ class Step:
         order = {node: position for position, node in enumerate(nodes)}
         self.copied = parts_to_copy(graph, order)
         for node in reversed(nodes):
-            if not isinstance(node.op, INDEX_WRITES):
-                continue
-            (base, value, *_), (out,) = node.inputs, node.outputs
-            if value.type.ndim == 0:
-                self.by_item |= {base, out}
-            above = None if base.owner is None else base.owner.op
-            if not isinstance(above, (Elemwise, *INDEX_WRITES)) or len(base.owner.outputs) > 1:
-                continue
-            if out not in self.destinations or base in self.destinations:
-                continue
-            if overwrites(graph, node, order, self.copied):
-                self.destinations[base] = self.destinations[out]
+            if isinstance(node.op, INDEX_WRITES) and node.inputs[1].type.ndim == 0:
+                self.by_item |= {node.inputs[0], node.outputs[0]}
+            for base, out in written(node):
+                if out not in self.destinations or base in self.destinations:
+                    continue
+                above = base.owner
+                is_alone = above and isinstance(above.op, Elemwise) and len(above.outputs) == 1
+                is_made = is_alone or before_write(base) is not None
+                if is_made and overwrites(graph, out, order, self.copied):
+                    self.destinations[base] = self.destinations[out]
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -322,6 +351,8 @@ class Step:
 
     def alias(self, out: Variable, inp: Variable) -> None:
         """Bind a variable to what another one is."""
+        if inp in self.arrived and self.arrived[inp][0] is self.destinations.get(out):
+            self.arrived[out] = self.arrived[inp]
         if inp in self.known:
             self.known[out] = self.known[inp]
         if inp in self.items:
