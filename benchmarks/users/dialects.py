@@ -41,6 +41,10 @@ class PyTensorFunctions:
         """Return `x` with something added to a part of it."""
         return pt.inc_subtensor(x[index], value)
 
+    def before(self, x: Any, t: Any, items: int) -> Any:
+        """Return so many items of `x` before one."""
+        return x[t - items : t]
+
     def gradient(self, f: Callable[[Any], Any], x: Any) -> Any:
         """Return the gradient of a scalar function."""
         return pytensor.grad(f(x), x)
@@ -76,6 +80,9 @@ class JaxFunctions:
 
     def add(self, x: Any, index: Any, value: Any) -> Any:
         return x.at[index].add(value)
+
+    def before(self, x: Any, t: Any, items: int) -> Any:
+        return self.jax.lax.dynamic_slice_in_dim(x, t - items, items)
 
     def gradient(self, f: Callable[[Any], Any], x: Any) -> Any:
         return self.jax.grad(f)(x)

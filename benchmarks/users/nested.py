@@ -29,3 +29,21 @@ def nested_fixed_point(rng: np.random.Generator) -> UserLoop:
         return m.fold(better, [], x, n_steps=5)
 
     return UserLoop(step, rows=[rng.random((200, 2))], states=[np.zeros(2)])
+
+
+@user_loop
+def written_table(rng: np.random.Generator) -> UserLoop:
+    """Soft dynamic time warping, 100 × 100, as a table that two loops fill."""
+
+    def step(m: Any, i: Any, costs: Any, table: Any) -> Any:
+        def cell(j: Any, cost: Any, table: Any) -> Any:
+            near = m.logaddexp(-table[i - 1, j], -table[i, j - 1])
+            return m.assign(table, (i, j), cost - m.logaddexp(near, -table[i - 1, j - 1]))
+
+        return m.fold(cell, [np.arange(1, 101), costs], table)
+
+    table = np.full((101, 101), 1e3)
+    table[0, 0] = 0.0
+    return UserLoop(
+        step, rows=[np.arange(1, 101), rng.random((100, 100))], states=[table], last=True
+    )
