@@ -123,14 +123,16 @@ def written_path(rng: np.random.Generator) -> UserLoop:
 def written_window(rng: np.random.Generator) -> UserLoop:
     """An autoregression of twelve steps, written into an array of 2,000 numbers."""
 
-    def step(m: Any, t: Any, x: Any, path: Any, phi: Any) -> Any:
-        return m.assign(path, t, m.tanh(m.dot(phi, m.before(path, t, 12)) + x))
+    def step(m: Any, x: Any, t: Any, path: Any, phi: Any) -> Any:
+        return t + 1, m.assign(path, t, m.tanh(m.dot(phi, m.before(path, t, 12)) + x))
 
     return UserLoop(
         step,
-        rows=[np.arange(12, 2_000), rng.normal(size=1_988)],
-        states=[np.zeros(2_000)],
+        rows=[rng.normal(size=1_988)],
+        states=[np.int64(12), np.zeros(2_000)],
         parameters=[0.1 * rng.normal(size=12)],
+        n_steps=1_988,
+        keep=1,
         last=True,
     )
 
@@ -140,6 +142,13 @@ def moving_deviation(rng: np.random.Generator) -> UserLoop:
     """The standard deviation of the last 20 of 2,000 numbers."""
 
     def step(m: Any, t: Any, x: Any) -> Any:
-        return m.before(x, t, 20).std()
+        return t + 1, m.before(x, t, 20).std()
 
-    return UserLoop(step, rows=[np.arange(20, 2_000)], parameters=[rng.normal(size=2_000)])
+    return UserLoop(
+        step,
+        states=[np.int64(20), None],
+        parameters=[rng.normal(size=2_000)],
+        n_steps=1_980,
+        sized=True,
+        keep=1,
+    )

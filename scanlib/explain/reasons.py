@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-import numpy as np
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors, walk
-from pytensor.tensor.basic import Alloc, ARange
+from pytensor.tensor.basic import Alloc
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
@@ -21,7 +20,7 @@ from scanlib.analysis.scalar_values import FOLLOWED
 from scanlib.explain.data import Obstacle
 from scanlib.explain.names import name_parts, step_results, titled
 from scanlib.lengths.arrays import width_of
-from scanlib.lengths.numbers import indices_of
+from scanlib.lengths.numbers import indices_of, is_range
 from scanlib.ops.expressions import Expressions
 from scanlib.ops.graph import readers_of
 from scanlib.ops.loop import Loop
@@ -192,7 +191,7 @@ def _is_row_of_step(loop: Loop, variable: Variable) -> bool:
     read = set(ancestors(node.inputs[2:])).intersection(loop.varying_inputs())
     rows = {sequence.row for sequence in loop.sequences}
     return read <= rows and any(
-        sequence.row in read and _counts(sequence.outer) for sequence in loop.sequences
+        sequence.row in read and is_range(sequence.outer) for sequence in loop.sequences
     )
 
 
@@ -207,13 +206,6 @@ def _may_end_early(loop: Loop, variable: Variable) -> bool:
     readers = readers_of(loop.body_outputs())[variable]
     is_specified = all(reader and isinstance(reader.op, SpecifyShape) for reader in readers)
     return not is_specified and any(width_of(index) is not None for index in slices)
-
-
-def _counts(variable: Variable) -> bool:
-    """Whether rows are numbers that follow one another."""
-    if isinstance(variable, Constant):
-        return bool(np.all(np.diff(variable.data, axis=0) == 1))
-    return variable.owner is not None and isinstance(variable.owner.op, ARange)
 
 
 def _reached(result: Variable) -> Iterable[Variable]:

@@ -13,11 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.scalar.basic import Cast, Identity
-from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar, get_scalar_constant_value
+from pytensor.tensor.basic import (
+    ARange,
+    ScalarFromTensor,
+    TensorFromScalar,
+    get_scalar_constant_value,
+)
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import INDEX_WRITES
 
@@ -29,6 +35,18 @@ def constant_integer(variable: Any) -> int | None:
     except NotScalarConstantError:
         return None
     return int(value) if np.asarray(value).dtype.kind in "iub" else None
+
+
+def is_range(rows: Variable) -> bool:
+    """Whether rows are integers that follow one another."""
+    if rows.type.ndim != 1 or rows.type.dtype not in integer_dtypes:
+        return False
+    if isinstance(rows, Constant):
+        return bool(rows.data.size and np.all(np.diff(rows.data) == 1))
+    node = rows.owner
+    return (
+        node is not None and isinstance(node.op, ARange) and constant_integer(node.inputs[2]) == 1
+    )
 
 
 def indices_of(node: Apply) -> list[Any]:

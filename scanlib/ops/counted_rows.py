@@ -20,13 +20,12 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
-from pytensor.tensor.basic import ARange
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import integer_dtypes
 
 from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.forms import LengthForm
-from scanlib.lengths.numbers import constant_integer, indices_of
+from scanlib.lengths.numbers import constant_integer, indices_of, is_range
 from scanlib.ops.graph import (
     before_writes,
     depends_on,
@@ -220,15 +219,18 @@ def _counts(loop: Loop, lengths: Lengths) -> tuple[dict[Variable, _Count], _Step
     for part in loop.sequences:
         view = lengths.view(part.outer)
         steps.exact.append(lengths.of_view(view))
-        made = view.base.owner
-        if made is None or not isinstance(made.op, ARange):
+        base, front = view.base, view.front.constant
+        if not is_range(base) or front is None:
             continue
-        first, last, apart = made.inputs
-        start, front = constant_integer(first), view.front.constant
-        if start is None or front is None or constant_integer(apart) != 1:
+        if isinstance(base, Constant):
+            counts[part.row] = _Count(int(base.data[0]) + front, view.flipped)
             continue
-        counts[part.row] = _Count(start + front, view.flipped)
-        (steps.exact if view.is_whole else steps.most).append(lengths.integer(last) - start - front)
+        first, last, _ = base.owner.inputs
+        start = constant_integer(first)
+        if start is not None:
+            counts[part.row] = _Count(start + front, view.flipped)
+            most = lengths.integer(last) - start - front
+            (steps.exact if view.is_whole else steps.most).append(most)
     for state in [] if loop.reverse else loop.recurrent:
         value, row = state.taps.get(-1), lifted_row(state.initial)
         if state.depth != 1 or value is None or not _is_integer(value):

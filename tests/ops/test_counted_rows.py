@@ -41,6 +41,11 @@ LOOPS = {
         lambda x, X: plain(lambda t, h: 0.5 * h + x[t], range(len(x))),
         2,
     ),
+    "numbers that NumPy made": (
+        lambda: over(lambda t, h: 0.5 * h + x[t - 1] * X[1, t], np.arange(1, 4), n_steps=3),
+        lambda x, X: plain(lambda t, h: 0.5 * h + x[t - 1] * X[1, t], range(1, 4)),
+        1,
+    ),
     "rows before and after": (
         lambda: over(lambda t, h: x[t - 1] * h + x[t] * x[t + 1], pt.arange(1, n - 1)),
         lambda x, X: plain(lambda t, h: x[t - 1] * h + x[t] * x[t + 1], range(1, len(x) - 1)),
@@ -274,6 +279,17 @@ WINDOWS = {
             6,
             np.ones(len(x)),
             x,
+        ),
+    ),
+    "of a constant length": (
+        lambda: scanlib.scan(
+            lambda t, h: h[t].set(pt.tanh(h[t - 6 : t] @ WIDE + x[0])),
+            np.arange(6, 14),
+            [np.ones(14)],
+            return_updates=False,
+        )[-1],
+        lambda x: plain_window(
+            lambda t, h, x: write(t, h, 1, np.tanh(h[t - 6 : t] @ WIDE + x[0])), 6, np.ones(14), x
         ),
     ),
     "rows": (
