@@ -204,3 +204,33 @@ def test_gradients_of_matrix_recurrences_that_stop():
     outputs = pytensor.grad((y**2).sum(), inputs)
     values = [0.9 * np.eye(2), np.ones((6, 2)), np.array([0.1, -0.3])]
     assert_same(compiled(inputs, outputs)(*values), in_python(inputs, outputs)(*values), rtol=1e-12)
+
+
+@pytest.mark.parametrize("lag", [None, 1, 3])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradients_where_the_values_before_each_step_are_kept(lag, reverse):
+    """The first rows of a history are there whatever the number of steps: their gradient is added
+    to that of the initial rows."""
+    x, h = pt.dvector("x"), pt.dvector("h")
+    init = h[0] if lag is None else scanlib.lags(h, 3)
+
+    def step(h, x):
+        old, kept = (h, h) if lag is None else (h[1] - 0.3 * h[3], h[lag])
+        return 0.5 * old + x, kept
+
+    ended = lambda h: pt.abs(h if lag is None else h[1]) > 2  # noqa: E731
+    _, y, _ = scanlib.loop(step, init, x, until=ended, reverse=reverse)
+    outputs = [y, *pytensor.grad((y**2).sum(), [x, h])]
+    for values in (np.linspace(-0.5, 1.5, 9), np.full(9, 5.0), np.zeros(0)):
+        given = [values, np.array([0.1, 0.3, -0.4])]
+        got = compiled([x, h], outputs)(*given)
+        assert_same(got, in_python([x, h], outputs)(*given), rtol=1e-12)
+
+
+def test_rows_at_the_ends_that_are_sure_to_exist():
+    x = pt.dvector("x")
+    walk = scan(lambda x, h: pt.tanh(h) + x, x, pt.constant(0.0))
+    y = pt.concatenate([pt.zeros(3), walk[x > 0]])
+    outputs = [y[:2] + pt.ones(2), y[-3:] + pt.ones(3), y[1:3] * [1.0, 2.0], y[2:], y[:-1], y[1:-2]]
+    assert_same(compiled([x], outputs)([1.0, -1.0, 2.0]), in_python([x], outputs)([1.0, -1.0, 2.0]))
+    assert_same(compiled([x], outputs)([-1.0]), in_python([x], outputs)([-1.0]))
