@@ -247,9 +247,9 @@ def _power(w: Writer, x: Value, y: Value) -> Value:
         if half and whole:
             result = _whole_power(abs(x), int(whole)) * result
         return 1.0 / result if power < 0 else result
-    base = int(x.value) if isinstance(x, language.Constant) and not x.value.ndim else 0
-    if base > 0 and base.bit_count() == 1:
-        return _power_of_two(w, base.bit_length() - 1, x, y)
+    known = int(x.value) if isinstance(x, language.Constant) and not x.value.ndim else 0
+    if known > 0 and known.bit_count() == 1:
+        return _power_of_two(w, known.bit_length() - 1, x, y)
     if x.type.lanes > 1:
         raise LanesError("powers of integers")
     # Squares of squares, one for each bit of the exponent.
