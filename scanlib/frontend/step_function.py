@@ -221,7 +221,7 @@ _INSTEAD = {
         "Write pt.cast(i, 'int64') for an index that was computed as a float, and give integers as "
         "integers: pt.lvector, or an array of NumPy of dtype int64."
     ),
-    "unsupported operand.*NoneType|'NoneType' object": (
+    "unsupported operand.*NoneType|'NoneType' object|Cannot convert None": (
         "None has no value: without `xs` a row is None, and so is what a function without a "
         "`return` gives."
     ),
@@ -231,6 +231,10 @@ _INSTEAD = {
     ),
     "unsupported operand.*'Lags'|Cannot convert lags": (
         "Lags hold several values: write v[1] for the one before, and sum(v) for the sum of all."
+    ),
+    "'str' object cannot be interpreted": (
+        "What starts without named dims has none in the first call: give an initial value that has "
+        "them."
     ),
     "'TensorVariable' object has no attribute": (
         "A variable has the methods that arrays of NumPy have, such as v.astype, v.reshape and "

@@ -219,10 +219,12 @@ def test_the_note_says_how_vectors_are_taken_apart(walk):
         (lambda v, h: 1 << pt.cast(h, "int64"), "no << and >>: write v * 2**k and v // 2**k"),
         (lambda v, h: h.unsqueeze(0), "methods that arrays of NumPy have, such as v.astype"),
         (lambda v, h: h + scanlib.lags(v, 1), "write v[1] for the one before"),
+        (lambda v, h: pt.exp(None), "None has no value: without `xs` a row is None"),
+        (lambda v, h: h.sum("day"), "What starts without named dims has none in the first call"),
     ],
 )
 def test_the_note_says_what_stands_for_python(wrong, advice):
-    with pytest.raises((TypeError, ValueError, IndexError, AttributeError)) as caught:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
         scanlib.scan(lambda v, h: wrong(v, h), payment, balance)
     assert advice in caught.value.__notes__[0]
 
