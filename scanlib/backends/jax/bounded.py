@@ -120,7 +120,10 @@ class Bounded:
     def slice(self, where: slice) -> Any:
         """Return the rows of a slice, as NumPy counts them: those at an end that are sure to exist
         are an array of JAX's."""
-        if where.step is not None and static_int(where.step) != 1:
+        step = 1 if where.step is None else static_int(where.step)
+        if step == -1:
+            return self.backwards(where.start, where.stop)
+        if step != 1:
             self.__jax_array__()
         start, stop = (None if b is None else static_int(b) for b in (where.start, where.stop))
         if where.stop is None and start is not None and 0 < -start <= self.low:
@@ -139,6 +142,16 @@ class Bounded:
             rows = rows if stop < 0 else rows[: max(stop - known, 0)]
             low = self.low + min(stop, 0)
         return Bounded(rows, jnp.maximum(last - known, 0), self.origin, low - known)
+
+    def backwards(self, start: Any, stop: Any) -> Any:
+        """Return the rows of the slice ``start:stop:-1``."""
+        ends = [None if b is None else static_int(b) for b in (stop, start)]
+        if [b is None for b in ends] != [b is None for b in (stop, start)] or ends[0] == -1:
+            self.__jax_array__()
+        found = self.slice(slice(*(None if b in (None, -1) else b + 1 for b in ends)))
+        if not isinstance(found, Bounded):
+            return found[::-1]
+        return found.like(jnp.roll(found.rows[::-1], found.length - found.capacity, axis=0))
 
 
 def place_of(bound: Any, length: Any, low: float = 0) -> Any:

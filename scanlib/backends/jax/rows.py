@@ -28,7 +28,7 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Eye, Join, Split
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.extra_ops import Repeat
+from pytensor.tensor.extra_ops import CumOp, Repeat
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
@@ -157,6 +157,14 @@ def _by_rows(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     found = plain(*(v.rows[:capacity] if isinstance(v, Bounded) else v for v in inputs))
     results = _where_equal(bounded, [found] if len(node.outputs) == 1 else list(found))
     return results[0] if len(results) == 1 else results
+
+
+def _cumulative(node: Apply, plain: Plain, inputs: Inputs) -> Any:
+    """Return what is collected of rows, each from those before it."""
+    (value,) = inputs
+    if node.op.axis is None and value.ndim > 1:
+        refuse(inputs)
+    return value.like(plain(value.rows))
 
 
 def _join(node: Apply, plain: Plain, inputs: Inputs) -> Any:
@@ -317,6 +325,7 @@ _RULES: dict[type, Plain] = {
     CheckAndRaise: _check,
     **dict.fromkeys((DeepCopyOp, TypeCastingOp), lambda node, plain, inputs: inputs[0]),
     **dict.fromkeys((CAReduce, DimShuffle, Dot, Elemwise), _by_rows),
+    CumOp: _cumulative,
     Join: _join,
     Subtensor: _subtensor,
     IncSubtensor: _inc_subtensor,
