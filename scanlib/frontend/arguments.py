@@ -372,6 +372,13 @@ def known_to_differ(lengths: Iterable[tuple[str, int | None]]) -> list[tuple[str
     return known if len({length for _, length in known}) > 1 else []
 
 
+def check_spans(title: str, sequences: Sequence[SequenceArgument]) -> None:
+    """Warn of sequences that are known to have rows, but too few for their taps."""
+    for argument in sequences:
+        if argument.rows and argument.static_length() == 0:
+            warn(f"{title}: {argument.describe()}; the loop takes no step")
+
+
 def check_lengths(
     title: str,
     sequences: Sequence[SequenceArgument],
@@ -395,6 +402,7 @@ def check_lengths(
                     f"the loop takes n_steps={wanted} steps; pass a longer sequence or fewer steps"
                 )
         return
+    check_spans(title, sequences)
     steps = min((rows for _, rows in known), default=0)
     shortest = [x for x, rows in known if rows == steps]
     longer = [x for x, rows in known if rows > steps and x.rows not in {y.rows for y in shortest}]

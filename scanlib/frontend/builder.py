@@ -220,12 +220,14 @@ class LoopBuilder:
             loop.carries.append(
                 Carry(pt.constant(np.array(False)), pt.scalar(dtype="bool"), loop.stop)
             )
+        # First, so that what no step changes of such graphs is read from outside, too.
+        outside = captured_variables(loop.body_outputs(), loop.body_inputs())
+        loop.substitute(composites(loop.body_outputs(), [*loop.body_inputs(), *outside]))
         captured = add_captured(loop, self.non_sequences)
         if self.strict:
             with errors_of(self.title):
                 check_strict(captured, self.non_sequences)
         check_checkpoint(loop, self.title)
-        loop.substitute(composites(loop.body_outputs()))
         loop.substitute(stable_logs(loop.body_outputs()))
         read_counted_rows(loop)
         results = loop.apply() if newton is None else solve(loop, newton, self.title)

@@ -26,6 +26,7 @@ from scanlib.config import check_flags
 from scanlib.frontend.arguments import (
     OutputArgument,
     SequenceArgument,
+    check_spans,
     known_to_differ,
     read_axis,
     read_initials,
@@ -252,7 +253,10 @@ class _Step:
             for leaf, new, old in zip(self.states, after, before, strict=True)
         ]
         where = f"{self.title}: until"
-        return call_function(until, [self.carry.build(iter(seen))], ["the new carry"], where)
+        stop = call_function(until, [self.carry.build(iter(seen))], ["the new carry"], where)
+        if stop is None:
+            raise TypeError(f"{where} {step_name(until)} returns None; return the condition")
+        return stop
 
     def state(self, leaf: _Leaf, value: Any, output: OutputArgument) -> Variable:
         """Return the next value of a state; one that has more dims than `init` gives it these."""
@@ -335,11 +339,13 @@ def _read_init(walk: _Walk, leaf: Any, path: str) -> tuple[Any, _Leaf]:
         return {"initial": leaf, "name": name}, _Leaf(path, dims, None)
     if leaf.n == 0:
         return None, _Leaf(path, None, 0)
-    rows, dims = walk.rows(leaf.rows, path)
-    known = rows.type.shape[0]
-    if known is not None and known < leaf.n:
+    is_scalar = getattr(as_variable(leaf.rows, path).type, "ndim", None) == 0
+    rows, dims = (None, None) if is_scalar else walk.rows(leaf.rows, path)
+    known = 0 if rows is None else rows.type.shape[0]
+    if rows is None or (known is not None and known < leaf.n):
+        has = "is a scalar" if rows is None else f"has {known} row{'s' * (known != 1)}"
         raise ValueError(
-            f"{path} has {known} row{'s' * (known != 1)}, lags(..., {leaf.n}) needs {leaf.n}: the "
+            f"{path} {has}, lags(..., {leaf.n}) needs {leaf.n} row{'s' * (leaf.n != 1)}: the "
             "values of the steps before the first, in the order of time"
         )
     if known != leaf.n:
@@ -360,6 +366,7 @@ def _check_steps(
             f"{title}: nothing says how many steps to take; give length, which with a condition is "
             f"the greatest number, or xs{without_arrays('xs', xs)}"
         )
+    check_spans(title, walked)
     known = known_to_differ(given)
     if known:
         text = ", ".join(f"{label} gives {steps}" for label, steps in known)

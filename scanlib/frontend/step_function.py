@@ -204,10 +204,10 @@ _INSTEAD = {
         "a, b), of `and`, `or`, `not` write &, |, ~, of `a < b < c` (a < b) & (b < c), of `max` "
         "and np.maximum pt.maximum; `until` ends the loop."
     ),
-    ".* converted to Python|unsupported format": (
+    ".* converted to Python|unsupported format|.*define __": (
         "A step has symbols where Python wants values. In place of `float` and `int` write "
-        "pt.cast, of `math` functions of pytensor.tensor, such as pt.exp, of `range` another "
-        f"loop; {_READ_TABLE}."
+        "pt.cast, of `round` pt.round, of `math` functions of pytensor.tensor, such as pt.exp, of "
+        f"`range` another loop; {_READ_TABLE}."
     ),
     "setting an array element|only integers, slices": (
         "NumPy knows no symbols: write functions of pytensor.tensor, such as pt.where and "
@@ -221,10 +221,26 @@ _INSTEAD = {
         "Write pt.cast(i, 'int64') for an index that was computed as a float, and give integers as "
         "integers: pt.lvector, or an array of NumPy of dtype int64."
     ),
-    "unsupported operand.*NoneType|'NoneType' object": (
+    "unsupported operand.*NoneType|'NoneType' object|Cannot convert None": (
         "None has no value: without `xs` a row is None, and so is what a function without a "
         "`return` gives."
     ),
+    r"unsupported operand.* for (<<|>>)": (
+        "Variables have no << and >>: write v * 2**k and v // 2**k, with constants of the dtype of "
+        "v where it is unsigned, such as np.uint32(2**k); they have &, |, ^ and ~."
+    ),
+    "unsupported operand.*'Lags'|Cannot convert lags": (
+        "Lags hold several values: write v[1] for the one before, and sum(v) for the sum of all."
+    ),
+    "'str' object cannot be interpreted": (
+        "What starts without named dims has none in the first call: give an initial value that has "
+        "them."
+    ),
+    "'TensorVariable' object has no attribute": (
+        "A variable has the methods that arrays of NumPy have, such as v.astype, v.reshape and "
+        "v.sum; all else is a function of pytensor.tensor, or an index, such as v[None]."
+    ),
+    r".*takes .* positional arguments? but|.*missing \d+ required": "",  # it says all there is
     "maximum recursion depth": "The items of a row have numbers, x[0], not names.",  # PyTensor's
 }
 _OTHER_PACKAGES = (

@@ -187,7 +187,12 @@ def advice(value: Any) -> str:
     if isinstance(value, np.ndarray) and any(isinstance(x, Variable) for x in value.flat):
         return ": it holds variables; write pt.stack in place of np.array and np.stack"
     if hasattr(value, "toarray"):
-        return "; give x.toarray()"
+        whole = (
+            ""
+            if isinstance(value, Variable)
+            else (", or, for every step to see whole, pytensor.sparse.as_sparse_variable(x)")
+        )
+        return f"; give x.toarray(){whole}"
     if isinstance(value, Variable) and hasattr(value, "values"):
         return "; give x.values, a tensor, or use scanlib.loop, which takes named dims"
     if isinstance(value, list | tuple):

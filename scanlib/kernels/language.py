@@ -597,7 +597,8 @@ class Writer:
         kind = value.type.of(dtype)
         if value.type.dtype == dtype:
             return value
-        if isinstance(value, Constant) and kind.is_float:
+        is_exact = kind.is_float or not (value.type.is_float or dtype == "bool")
+        if isinstance(value, Constant) and is_exact:
             return self.constant(value.value, kind)
         return self.apply("cast", value, type=kind)
 

@@ -225,6 +225,15 @@ def _root(w: Writer, x: Value) -> Value:
     return w.select(x.equals(-np.inf), np.inf, abs(w.apply("sqrt", x)))
 
 
+def _power_of_two(w: Writer, bits: int, x: Value, y: Value) -> Value:
+    """Return ``x**y`` of ``x = 2**bits``, a shift; powers that the dtype does not hold are zero."""
+    if not bits:
+        return x
+    too_large = y >= -(-8 * x.type.itemsize // bits)
+    unit, shift = w.constant(1, x.type), w.select(too_large | (y < 0), 0, y) * bits
+    return w.select(too_large, 0, unit << shift)
+
+
 MOST_FACTORS = 64  # of a power with a known exponent: more would lose digits
 
 
@@ -238,6 +247,9 @@ def _power(w: Writer, x: Value, y: Value) -> Value:
         if half and whole:
             result = _whole_power(abs(x), int(whole)) * result
         return 1.0 / result if power < 0 else result
+    known = int(x.value) if isinstance(x, language.Constant) and not x.value.ndim else 0
+    if known > 0 and known.bit_count() == 1:
+        return _power_of_two(w, known.bit_length() - 1, x, y)
     if x.type.lanes > 1:
         raise LanesError("powers of integers")
     # Squares of squares, one for each bit of the exponent.

@@ -261,6 +261,17 @@ class TestKnownLengths:
         assert "`five` has 5 rows, enough for 4 steps with taps [-1, 0]" in message
         assert message.endswith("cut what is longer: five[:4]")
 
+    def test_taps_that_reach_too_far(self):
+        (message,), y = self.lengths({"input": np.ones(3), "taps": [-5, 0]})
+        assert message == (
+            "scan: sequences[0] has 3 rows, enough for 0 steps with taps [-5, 0]; the loop takes "
+            "no step"
+        )
+        assert in_python([], y)().shape == (0,)
+        with pytest.warns(UserWarning, match=r"loop: xs has 3 rows, .* the loop takes no step"):
+            scanlib.loop(lambda h, x: (h + x[5], None), 0.0, scanlib.lags(np.ones(3), 5))
+        assert not self.lengths({"input": np.ones(0), "taps": [-5, 0]})[0]
+
     def test_silence(self):
         assert not self.lengths(self.three, self.five, n_steps=3)[0]
         assert not self.lengths(self.three, self.five[:3])[0]
@@ -343,6 +354,14 @@ def _oscillator(y, _=None):
         (
             lambda: scanlib.loop(lambda _, x: (x, x), None, X),
             r"(?s)holds nothing; .* return None, y",
+        ),
+        (
+            lambda: scanlib.loop(_pair, 0.0, X, until=lambda h: None),
+            r"loop: until `<lambda>` returns None; return the condition",
+        ),
+        (
+            lambda: scanlib.loop(_pair, scanlib.lags(0.0, 2), X),
+            r"init is a scalar, lags\(\.\.\., 2\) needs 2 rows: the values of the steps before",
         ),
         # A list, or an array of NumPy, where one vector is meant.
         (

@@ -152,7 +152,7 @@ REFUSED = [
     (lambda: np.array([1, 2], dtype="M8[D]"), "it holds dates"),
     (lambda: np.array([1, 2], dtype="m8[D]"), "it holds differences of time; divide them"),
     (lambda: np.longdouble([1.0]), "Unsupported dtype for TensorType"),
-    (lambda: pytest.importorskip("scipy.sparse").eye_array(2), r"give x\.toarray\(\)"),
+    (lambda: pytest.importorskip("scipy.sparse").eye_array(2), r"give x\.toarray\(\), or, for"),
     (lambda: [["text"] * 50], r"got (?:\[\['text', .*\.\.\. of type list: it holds text|'text')"),
 ]
 

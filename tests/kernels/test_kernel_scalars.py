@@ -205,6 +205,33 @@ def test_values_are_those_of_numpy(op):
     assert tried
 
 
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("base", [1, 2, 8, 3])
+def test_integer_powers_of_a_constant(dtype, base):
+    """Those of powers of two are shifts; what a dtype does not hold is cut as products are."""
+    exponent = get_scalar_type(dtype)()
+    small = "uint8" if dtype.startswith("u") else "int8"
+    node = ps.pow.make_node(ps.constant(base, dtype=small), exponent)
+    assert node.outputs[0].type.dtype == dtype
+    most = min(np.iinfo(dtype).max, 130)
+    powers = np.array([*range(most), np.iinfo(dtype).max], dtype)
+    result = np.empty(len(powers), dtype)
+
+    def write(w, given, out):
+        scalars = Scalars(w)
+        with w.loop(0, len(powers)) as i:
+            scalars.bind(exponent, load(w, dtype, given, i))
+            scalars.emit(node.outputs)
+            store(w, scalars.number(node.outputs[0]), out, i)
+
+    kernel = write_kernel("powers", {"given": POINTER, "out": POINTER}, write)
+    verify(kernel)
+    assert by_llvm(kernel, [powers, result])[0] == 0
+    bits = 8 * np.dtype(dtype).itemsize
+    right = [pow(base, int(k), 2**bits) for k in powers]
+    np.testing.assert_array_equal(result, np.array(right, "uint64").astype(dtype))
+
+
 def test_the_table_is_tried_as_a_whole():
     kinds = {type(op) for op in OBJECTS} | {ps.Cast, LogAddExp}
     assert {*RULES, *FLOAT_RULES, *COMPARISONS, *PAIR_RULES, *FROM_PAIRS} <= kinds

@@ -207,6 +207,34 @@ def test_sums_of_products_by_indices_are_matrix_recurrences(dtype):
     np.testing.assert_allclose(derivative, sum(powers).sum(axis=0))
 
 
+def test_what_no_step_changes_of_a_sum_of_products_is_computed_once():
+    """Its array of three axes is a matrix for all steps, whose gradient is one product."""
+    x, h, T = pt.dmatrix("x"), pt.dvector("h"), pt.dtensor3("T")
+    trace = scanlib.scan(
+        lambda x, h: pt.tanh(pt.einsum("i,j,ijk->k", x, h, T)),
+        sequences=[x],
+        outputs_info=[h],
+        return_updates=False,
+    )
+    f = pytensor.function([x, h, T], [trace, pytensor.grad(trace.sum(), T)])
+    for node in f.maker.fgraph.apply_nodes:
+        if isinstance(node.op, Scan):
+            assert all(v.type.ndim < 3 for v in node.inputs)
+    values = rng.normal(size=(4, 2)), rng.normal(size=3), rng.normal(size=(2, 3, 3))
+
+    def in_numpy(array):
+        state, rows = values[1], []
+        for row in values[0]:
+            state = np.tanh(np.einsum("i,j,ijk->k", row, state, array))
+            rows.append(state)
+        return np.array(rows)
+
+    found, derivative = f(*values)
+    np.testing.assert_allclose(found, in_numpy(values[2]))
+    (wanted,) = central_gradient(lambda array: in_numpy(array).sum(), [values[2]])
+    np.testing.assert_allclose(derivative, wanted, atol=1e-6)
+
+
 def test_graphs_of_a_user_are_seen_through():
     u, v = pt.dscalars("u", "v")
     mine = OpFromGraph([u, v], [u * v + 1])

@@ -62,13 +62,14 @@ def number_of(value: Any) -> Any:
 
 
 class Bounded:
-    """The first `length` rows of a buffer of shape (capacity, …); `origin` says in messages what
-    made it."""
+    """The first `length` rows of a buffer of shape (capacity, …), which are at least `low`;
+    `origin` says in messages what made it."""
 
-    def __init__(self, rows: Any, length: Any, origin: str) -> None:
+    def __init__(self, rows: Any, length: Any, origin: str, low: float = 0) -> None:
         self.rows = rows
         self.length = length
         self.origin = origin
+        self.low = max(low, 0)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -88,7 +89,7 @@ class Bounded:
 
     def like(self, rows: Any) -> Bounded:
         """Return an array of the same length in another buffer."""
-        return Bounded(rows, self.length, self.origin)
+        return Bounded(rows, self.length, self.origin, self.low)
 
     def filled(self, value: Any = 0) -> Any:
         """Return the buffer with `value` where it does not count."""
@@ -116,28 +117,50 @@ class Bounded:
         position = jnp.where(jnp.asarray(place) < 0, self.length + place, place)
         return jax.lax.dynamic_index_in_dim(self.rows, position, keepdims=False)
 
-    def slice(self, where: slice, most: int | None = None) -> Bounded:
-        """Return the rows of a slice, as NumPy counts them; there are at `most` so many."""
-        if where.step is not None and static_int(where.step) != 1:
+    def slice(self, where: slice, most: int | None = None) -> Any:
+        """Return the rows of a slice, as NumPy counts them; between computed places there are at
+        `most` so many. Those at an end that are sure to exist are an array of JAX's."""
+        step = 1 if where.step is None else static_int(where.step)
+        if step == -1:
+            return self.backwards(where.start, where.stop)
+        if step != 1:
             self.__jax_array__()
-        first = 0 if where.start is None else place_of(where.start, self.length)
-        last = self.length if where.stop is None else place_of(where.stop, self.length)
-        known = static_int(first)
-        if known is not None:
-            rows = self.rows[known:]
-        elif most is None:
-            rows = jnp.roll(self.rows, -first, axis=0)
-        else:
-            rows = jnp.take(self.rows, first + jnp.arange(most), axis=0, mode="clip")
-        end = None if where.stop is None else static_int(where.stop)
-        if end is not None and end >= 0 and known is not None:
-            rows = rows[: max(end - known, 0)]
-        return Bounded(rows, jnp.maximum(last - first, 0), self.origin)
+        start, stop = (None if b is None else static_int(b) for b in (where.start, where.stop))
+        if where.stop is None and start is not None and 0 < -start <= self.low:
+            return jax.lax.dynamic_slice_in_dim(self.rows, self.length + start, -start)
+        first = 0 if where.start is None else place_of(where.start, self.length, self.low)
+        last = self.length if where.stop is None else place_of(where.stop, self.length, self.low)
+        known, end = static_int(first), static_int(last)
+        if known is None:
+            if most is None:
+                rows = jnp.roll(self.rows, -first, axis=0)
+            else:
+                rows = jnp.take(self.rows, first + jnp.arange(most), axis=0, mode="clip")
+            return Bounded(rows, jnp.maximum(last - first, 0), self.origin)
+        if end is not None:
+            return self.rows[known : max(known, end)]
+        rows, low = self.rows[known:], self.low if where.stop is None else 0
+        if stop is not None:
+            rows = rows if stop < 0 else rows[: max(stop - known, 0)]
+            low = self.low + min(stop, 0)
+        return Bounded(rows, jnp.maximum(last - known, 0), self.origin, low - known)
+
+    def backwards(self, start: Any, stop: Any) -> Any:
+        """Return the rows of the slice ``start:stop:-1``."""
+        ends = [None if b is None else static_int(b) for b in (stop, start)]
+        if [b is None for b in ends] != [b is None for b in (stop, start)] or ends[0] == -1:
+            self.__jax_array__()
+        found = self.slice(slice(*(None if b in (None, -1) else b + 1 for b in ends)))
+        if not isinstance(found, Bounded):
+            return found[::-1]
+        return found.like(jnp.roll(found.rows[::-1], found.length - found.capacity, axis=0))
 
 
-def place_of(bound: Any, length: Any) -> Any:
-    """Return the place of a slice's bound in an array of some length."""
+def place_of(bound: Any, length: Any, low: float = 0) -> Any:
+    """Return the place of a slice's bound in an array of some length, at least `low`."""
     known, of = static_int(bound), static_int(length)
+    if known is not None and 0 <= known <= low:
+        return known
     if known is not None and of is not None:
         return min(known, of) if known >= 0 else max(of + known, 0)
     from_end = jnp.maximum(length + bound, 0)
@@ -169,13 +192,13 @@ def rows_of(array: Any) -> Any:
     return array.rows if isinstance(array, Bounded) else array
 
 
-def _unflatten(origin: str, parts: tuple[Any, Any]) -> Any:
-    rows, length = parts
+def _unflatten(about: tuple[str, float], parts: tuple[Any, Any]) -> Any:
+    (origin, low), (rows, length) = about, parts
     # What compiled code returns: the length has a value now, and the rows are cut to it. NumPy does
     # it, since JAX's compiled calls crash where what they return runs JAX while it is put together.
     if has_value(rows) and has_value(length) and not length.ndim:
         return np.array(np.asarray(rows)[: int(length)])
-    return Bounded(rows, length, origin)
+    return Bounded(rows, length, origin, low)
 
 
 def has_value(array: Any) -> bool:
@@ -184,7 +207,7 @@ def has_value(array: Any) -> bool:
 
 
 jax.tree_util.register_pytree_node(
-    Bounded, lambda value: ((value.rows, value.length), value.origin), _unflatten
+    Bounded, lambda value: ((value.rows, value.length), (value.origin, value.low)), _unflatten
 )
 # A length that leaves compiled code, or enters a loop, is an ordinary number.
 jax.tree_util.register_pytree_node(

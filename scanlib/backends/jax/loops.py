@@ -294,7 +294,8 @@ class JAXLoop:
         for k, own in enumerate(self.signature.steps_of(self.node.inputs).rows):
             name = f"state {k}" if k < states else f"output {k - first}"
             if own is not None and own.each_step:
-                results[k] = Bounded(results[k], taken + own.others, f"{name} of {self.title}")
+                origin = f"{name} of {self.title}"
+                results[k] = Bounded(results[k], taken + own.others, origin, own.others)
         return results
 
     def as_stopped(self, steps: int, found: list[Any], taken: Any) -> list[Any]:

@@ -28,7 +28,7 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Eye, Join, Split
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.extra_ops import Repeat
+from pytensor.tensor.extra_ops import CumOp, Repeat
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, indices_from_subtensor
@@ -103,7 +103,7 @@ def _alloc(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     if not is_bounded:
         return plain(value, *sizes) if isinstance(node.op, Alloc) else plain(*sizes)
     rows = jnp.broadcast_to(value, (sizes[0].bound, *sizes[1:]))
-    return Bounded(rows, sizes[0].value, "an array of unknown length")
+    return Bounded(rows, sizes[0].value, "an array of unknown length", sizes[0].low)
 
 
 def _arange(node: Apply, plain: Plain, inputs: Inputs) -> Any:
@@ -116,7 +116,7 @@ def _arange(node: Apply, plain: Plain, inputs: Inputs) -> Any:
         raise UnknownLengthError(LARGE)
     rows = jnp.arange(start, max(stop.bound, start), dtype=dtype)
     length = jnp.maximum(stop.value - start, 0)
-    return Bounded(rows, length, "a range up to a number that is computed")
+    return Bounded(rows, length, "a range up to a number that is computed", stop.low - start)
 
 
 def _specify_shape(node: Apply, plain: Plain, inputs: Inputs) -> Any:
@@ -131,7 +131,7 @@ def _shape_i(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     (value,) = inputs
     if node.op.i:
         return np.int64(value.shape[node.op.i])
-    return Length(value.length, 0, value.capacity)
+    return Length(value.length, value.low, value.capacity)
 
 
 def _check(node: Apply, plain: Plain, inputs: Inputs) -> Any:
@@ -164,6 +164,14 @@ def _by_rows(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     return results[0] if len(results) == 1 else results
 
 
+def _cumulative(node: Apply, plain: Plain, inputs: Inputs) -> Any:
+    """Return what is collected of rows, each from those before it."""
+    (value,) = inputs
+    if node.op.axis is None and value.ndim > 1:
+        refuse(inputs)
+    return value.like(plain(value.rows))
+
+
 def _join(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     """Return arrays behind one another in time, as gradients of slices are."""
     axis, parts = join_of(node)
@@ -173,11 +181,14 @@ def _join(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     given = inputs[len(inputs) - len(parts) :]
     buffers = [jnp.asarray(rows_of(part), dtype) for part in given]
     rows, length = jnp.zeros((sum(map(len, buffers)), *buffers[0].shape[1:]), dtype), 0
+    low = sum(
+        p.low if isinstance(p, Bounded) else len(b) for p, b in zip(given, buffers, strict=True)
+    )
     # What stands behind the rows of a part is overwritten by the next one.
     for part, buffer in zip(given, buffers, strict=True):
         rows = jax.lax.dynamic_update_slice_in_dim(rows, buffer, length, 0)
         length = length + (part.length if isinstance(part, Bounded) else len(buffer))
-    return Bounded(rows, length, "an array of unknown length")
+    return Bounded(rows, length, "an array of unknown length", low)
 
 
 def _where_equal(bounded: list[Bounded], results: list[Any]) -> list[Bounded]:
@@ -216,12 +227,13 @@ def _subtensor(node: Apply, plain: Plain, inputs: Inputs) -> Any:
             return plain(*inputs)
         if axis:
             raise UnknownLengthError(LARGE)
-        value = Bounded(jnp.asarray(value), len(value), "a slice of unknown length")
+        value = Bounded(jnp.asarray(value), len(value), "a slice of unknown length", len(value))
     if not isinstance(own, slice):
         row = value.row(own)
         return row[tuple(others)] if others else row
-    found = value.slice(own, width_of(indices_of(node)[0]))
-    return found.like(found.rows[(slice(None), *others)])
+    width, within = width_of(indices_of(node)[0]), (slice(None), *others)
+    found = value.slice(own, width)
+    return found.like(found.rows[within]) if isinstance(found, Bounded) else found[within]
 
 
 def _unknown_axis(indices: list[Any]) -> int | None:
@@ -319,6 +331,7 @@ _RULES: dict[type, Plain] = {
     CheckAndRaise: _check,
     **dict.fromkeys((DeepCopyOp, TypeCastingOp), lambda node, plain, inputs: inputs[0]),
     **dict.fromkeys((CAReduce, DimShuffle, Dot, Elemwise), _by_rows),
+    CumOp: _cumulative,
     Join: _join,
     Subtensor: _subtensor,
     IncSubtensor: _inc_subtensor,
@@ -355,7 +368,9 @@ def padded_rows(op: PaddedRows, rows: Any, stop: Any, length: Any) -> Any:
     missing = max(known - len(values), 0)
     padded = jnp.pad(values, [(0, missing)] + [(0, 0)] * (values.ndim - 1))[:known]
     if isinstance(length, Length):
-        return Bounded(padded, length.value, "the gradient of an array of unknown length")
+        return Bounded(
+            padded, length.value, "the gradient of an array of unknown length", length.low
+        )
     return padded
 
 

@@ -91,7 +91,7 @@ def _behind_zeros(node: Apply) -> Variable | None:
     whole, (start, stop, rows) = found
     if stop is not None or not isinstance(start, int) or start < 1:
         return None
-    return pt.join(0, _zeros(whole, 0, whole.inputs[1] - rows.shape[0]), rows)
+    return pt.join(0, _zeros(whole, 0, pt.minimum(start, whole.inputs[1])), rows)
 
 
 def _joined(node: Apply) -> Variable | None:

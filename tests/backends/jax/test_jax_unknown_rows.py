@@ -47,17 +47,19 @@ ROWS = {
     "a column replaced": lambda y, w: pt.set_subtensor(y[:, 1], y[:, 0] + 1),
     "a column set": lambda y, w: pt.set_subtensor(y[:, 1], 0.5),
     "a part of a column": lambda y, w: pt.inc_subtensor(y[1:, 1], y[:-1, 0]),
+    "running sum": lambda y, w: pt.cumsum(y, axis=0),
+    "running product of columns": lambda y, w: pt.cumprod(y, axis=1),
+    "rows backwards": lambda y, w: y[::-1],
+    "some rows backwards": lambda y, w: pt.concatenate([y[-2::-1], y[:1:-1], y[-2:0:-1], y[1::-1]]),
     "an axis between": lambda y, w: y.dimshuffle(0, "x", 1).sum(axis=1),
 }
 # What only the interface of arrays of known length has.
 REFUSED = {
     "argmax": lambda y, w: y.argmax(),
-    "running sum": lambda y, w: pt.cumsum(y, axis=0),
     "softmax": lambda y, w: pt.special.softmax(y, axis=0),
     "covariance": lambda y, w: (y - y.mean(axis=0)).T @ y,
     "norm of a column": lambda y, w: pt.linalg.norm(y[:, 1]),
     "transposed": lambda y, w: y.T,
-    "rows backwards": lambda y, w: y[::-1],
     "gradient of a product": lambda y, w: pytensor.grad((y @ w).sum(), w),
     "joined columns": lambda y, w: pt.concatenate([y, 2 * y], axis=1),
     "every second row": lambda y, w: y[::2],
@@ -204,3 +206,44 @@ def test_gradients_of_matrix_recurrences_that_stop():
     outputs = pytensor.grad((y**2).sum(), inputs)
     values = [0.9 * np.eye(2), np.ones((6, 2)), np.array([0.1, -0.3])]
     assert_same(compiled(inputs, outputs)(*values), in_python(inputs, outputs)(*values), rtol=1e-12)
+
+
+@pytest.mark.parametrize("lag", [None, 1, 3])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradients_where_the_values_before_each_step_are_kept(lag, reverse):
+    """The first rows of a history are there whatever the number of steps: their gradient is added
+    to that of the initial rows."""
+    x, h = pt.dvector("x"), pt.dvector("h")
+    init = h[0] if lag is None else scanlib.lags(h, 3)
+
+    def step(h, x):
+        old, kept = (h, h) if lag is None else (h[1] - 0.3 * h[3], h[lag])
+        return 0.5 * old + x, kept
+
+    ended = lambda h: pt.abs(h if lag is None else h[1]) > 2  # noqa: E731
+    _, y, _ = scanlib.loop(step, init, x, until=ended, reverse=reverse)
+    outputs = [y, *pytensor.grad((y**2).sum(), [x, h])]
+    for values in (np.linspace(-0.5, 1.5, 9), np.full(9, 5.0), np.zeros(0)):
+        given = [values, np.array([0.1, 0.3, -0.4])]
+        got = compiled([x, h], outputs)(*given)
+        assert_same(got, in_python([x, h], outputs)(*given), rtol=1e-12)
+
+
+@pytest.mark.parametrize("read", [lambda y: y[::-1], pt.cumsum, lambda y: pt.cumprod(y)[::-1]])
+def test_rows_that_are_turned_around_or_collected(read):
+    x = pt.dvector("x")
+    y = scan(lambda x, h: (0.5 * h + x, scanlib.until(h > 2)), x, pt.constant(0.5))
+    kept = read(y)
+    outputs = [kept, pytensor.grad((kept * y).sum(), x), kept[1:].sum()]
+    for values in ([1.0, 2.0, 1.5, 0.5, 3.0, 1.0], [0.1, 0.2], [9.0, 1.0, 1.0]):
+        got = compiled([x], outputs)(values)
+        assert_same(got, in_python([x], outputs)(values), rtol=1e-12)
+
+
+def test_rows_at_the_ends_that_are_sure_to_exist():
+    x = pt.dvector("x")
+    walk = scan(lambda x, h: pt.tanh(h) + x, x, pt.constant(0.0))
+    y = pt.concatenate([pt.zeros(3), walk[x > 0]])
+    outputs = [y[:2] + pt.ones(2), y[-3:] + pt.ones(3), y[1:3] * [1.0, 2.0], y[2:], y[:-1], y[1:-2]]
+    assert_same(compiled([x], outputs)([1.0, -1.0, 2.0]), in_python([x], outputs)([1.0, -1.0, 2.0]))
+    assert_same(compiled([x], outputs)([-1.0]), in_python([x], outputs)([-1.0]))
