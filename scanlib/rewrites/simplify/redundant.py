@@ -24,8 +24,9 @@ from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
-from pytensor.tensor.basic import Alloc
+from pytensor.tensor.basic import Alloc, MakeVector, Split
 from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import integer_dtypes
 
@@ -149,8 +150,9 @@ def forward_constants(edit: LoopEdit) -> None:
 
 def forward_inputs(edit: LoopEdit) -> None:
     """Give equal outer inputs one place in the body, and constants of one number, or few integers
-    such as a shape, none at all."""
+    such as a shape, none at all; a shape that is made of numbers is made in the body."""
     loop = edit.loop
+    _make_shapes_in_body(edit)
     first: dict[Variable, Variable] = {}
     same = {part.row: first.setdefault(part.outer, part.row) for part in loop.sequences}
     whole: dict[Variable, Variable] = {}
@@ -170,6 +172,31 @@ def forward_inputs(edit: LoopEdit) -> None:
         loop.sequences = [part for part in loop.sequences if part.row not in same]
         loop.non_sequences = [part for part in loop.non_sequences if part.inner not in same]
         loop.substitute(same)
+        edit.changed = True
+
+
+def _make_shapes_in_body(edit: LoopEdit) -> None:
+    """Give a body the numbers that a shape consists of, in place of the vector: kernels know sizes
+    that they are given one by one."""
+    loop = edit.loop
+    vectors = {p.inner: p.outer for p in loop.non_sequences if not isinstance(p.outer, Constant)}
+    vectors = {i: o for i, o in vectors.items() if is_tensor(o) and o.type.ndim == 1}
+    shapes: dict[Variable, Variable] = {}
+    for node in toposort(loop.body_outputs()) if vectors else ():
+        if not isinstance(node.op, Reshape | Split) or node.inputs[-1] not in vectors:
+            continue
+        vector = node.inputs[-1]
+        length = node.op.ndim if isinstance(node.op, Reshape) else node.op.len_splits
+        if vector not in shapes and 0 < length <= MOST_INTEGERS:
+            outer = vectors[vector]
+            made = outer.owner is not None and isinstance(outer.owner.op, MakeVector)
+            numbers = outer.owner.inputs if made else [outer[k] for k in range(length)]
+            parts = [NonSequence(number, number.type()) for number in numbers]
+            loop.non_sequences += parts
+            shapes[vector] = pt.stack([part.inner for part in parts])
+    if shapes:
+        loop.non_sequences = [part for part in loop.non_sequences if part.inner not in shapes]
+        loop.substitute(shapes)
         edit.changed = True
 
 
@@ -343,6 +370,8 @@ def _worth_hoisting(variable: Variable) -> bool:
         return bool(variable.type.ndim > 0)  # what remains may be elementwise
     if isinstance(node.op, _NOT_WORTH_IT) or getattr(node.op, "view_map", None):
         return False
+    if isinstance(node.op, MakeVector) and variable.type.dtype in integer_dtypes:
+        return False  # sizes, which kernels know one by one
     if applies(node, ps.Second):
         return False
     if getattr(variable.type, "ndim", 0) > 0:
