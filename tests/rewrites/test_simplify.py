@@ -182,7 +182,7 @@ class TestHoisting:
     @pytest.mark.parametrize("made_of", ["numbers", "a_join", "a_part_that_is_set", "a_vector"])
     def test_reshapes_have_kernels(self, made_of):
         """Whatever computes the shape: its numbers are known before the first step."""
-        x, h, sizes = pt.matrix("x"), pt.matrix("h"), pt.lvector("sizes")
+        x, h, sizes = pt.matrix("x"), pt.matrix("h"), pt.lvector("sizes", shape=(2,))
         shape = {
             "numbers": (h.shape[0], h.shape[1]),
             "a_join": pt.concatenate([h.shape[:1], [2]]),
@@ -200,6 +200,14 @@ class TestHoisting:
         for row, result in zip(xs, found, strict=True):
             state = state @ state + row.reshape(2, 2)
             np.testing.assert_allclose(result, state, rtol=1e-12)
+
+    def test_a_shape_of_another_length(self):
+        x, sizes = pt.matrix("x"), pt.lvector("sizes")
+        rows = scanlib.scan(lambda x: x.reshape(sizes, ndim=2).sum(axis=0), x, return_updates=False)
+        function = pytensor.function([x, sizes], rows)
+        np.testing.assert_array_equal(function(np.ones((3, 4)), [2, 2]), np.full((3, 2), 2.0))
+        with pytest.raises(AssertionError, match="expected 2"):
+            function(np.ones((3, 4)), [2, 2, 1])
 
     def test_shapes_are_made_in_the_step(self):
         """Kernels know sizes one by one; the products of all steps leave the loop, shaped anew."""

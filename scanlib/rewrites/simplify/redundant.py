@@ -26,7 +26,7 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import Alloc, MakeVector, Split
 from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.shape import Reshape
+from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import integer_dtypes
 
@@ -179,18 +179,21 @@ def _make_shapes_in_body(edit: LoopEdit) -> None:
     """Give a body the numbers that a shape consists of, in place of the vector: kernels know sizes
     that they are given one by one."""
     loop = edit.loop
-    vectors = {p.inner: p.outer for p in loop.non_sequences if not isinstance(p.outer, Constant)}
-    vectors = {i: o for i, o in vectors.items() if is_tensor(o) and o.type.ndim == 1}
+    vectors = {
+        part.inner: part.outer
+        for part in loop.non_sequences
+        if is_tensor(part.outer)
+        and part.outer.type.ndim == 1
+        # Of a length that is known, and which a `Reshape` then does not have to check.
+        and 0 < (part.outer.type.shape[0] or 0) <= MOST_INTEGERS
+    }
     shapes: dict[Variable, Variable] = {}
     for node in toposort(loop.body_outputs()) if vectors else ():
         if not isinstance(node.op, Reshape | Split) or node.inputs[-1] not in vectors:
             continue
         vector = node.inputs[-1]
-        length = node.op.ndim if isinstance(node.op, Reshape) else node.op.len_splits
-        if vector not in shapes and 0 < length <= MOST_INTEGERS:
-            outer = vectors[vector]
-            made = outer.owner is not None and isinstance(outer.owner.op, MakeVector)
-            numbers = outer.owner.inputs if made else [outer[k] for k in range(length)]
+        numbers = [] if vector in shapes else _numbers_of(vectors[vector])
+        if numbers:
             parts = [NonSequence(number, number.type()) for number in numbers]
             loop.non_sequences += parts
             shapes[vector] = pt.stack([part.inner for part in parts])
@@ -198,6 +201,16 @@ def _make_shapes_in_body(edit: LoopEdit) -> None:
         loop.non_sequences = [part for part in loop.non_sequences if part.inner not in shapes]
         loop.substitute(shapes)
         edit.changed = True
+
+
+def _numbers_of(vector: Variable) -> list[Variable]:
+    """Return the items of a vector of known length; none where that is checked when it is read."""
+    above = [variable.owner for variable in ancestors([vector]) if variable.owner is not None]
+    if above and isinstance(vector.owner.op, MakeVector):
+        return list(vector.owner.inputs)
+    if any(isinstance(node.op, SpecifyShape) for node in above):
+        return []
+    return [vector[k] for k in range(vector.type.shape[0])]
 
 
 def forward_outputs(edit: LoopEdit) -> None:
