@@ -187,13 +187,12 @@ def _make_shapes_in_body(edit: LoopEdit) -> None:
         # Of a length that is known, and which a `Reshape` then does not have to check.
         and 0 < (part.outer.type.shape[0] or 0) <= MOST_INTEGERS
     }
+    nodes = toposort(loop.body_outputs()) if vectors else ()
+    read = {node.inputs[-1] for node in nodes if isinstance(node.op, Reshape | Split)}
     shapes: dict[Variable, Variable] = {}
-    for node in toposort(loop.body_outputs()) if vectors else ():
-        if not isinstance(node.op, Reshape | Split) or node.inputs[-1] not in vectors:
-            continue
-        vector = node.inputs[-1]
-        numbers = [] if vector in shapes else _numbers_of(vectors[vector])
-        if numbers:
+    for vector, outer in vectors.items():
+        # Vectors of sizes may be for a loop in the step.
+        if numbers := _numbers_of(outer) if vector in read or _is_of_sizes(outer) else []:
             parts = [NonSequence(number, number.type()) for number in numbers]
             loop.non_sequences += parts
             shapes[vector] = pt.stack([part.inner for part in parts])
@@ -201,6 +200,13 @@ def _make_shapes_in_body(edit: LoopEdit) -> None:
         loop.non_sequences = [part for part in loop.non_sequences if part.inner not in shapes]
         loop.substitute(shapes)
         edit.changed = True
+
+
+def _is_of_sizes(variable: Variable) -> bool:
+    """Whether a variable is a vector that is made of integers."""
+    node = variable.owner
+    is_made = node is not None and isinstance(node.op, MakeVector)
+    return is_made and variable.type.dtype in integer_dtypes
 
 
 def _numbers_of(vector: Variable) -> list[Variable]:
@@ -383,8 +389,8 @@ def _worth_hoisting(variable: Variable) -> bool:
         return bool(variable.type.ndim > 0)  # what remains may be elementwise
     if isinstance(node.op, _NOT_WORTH_IT) or getattr(node.op, "view_map", None):
         return False
-    if isinstance(node.op, MakeVector) and variable.type.dtype in integer_dtypes:
-        return False  # sizes, which kernels know one by one
+    if _is_of_sizes(variable):
+        return False  # kernels know sizes one by one
     if applies(node, ps.Second):
         return False
     if getattr(variable.type, "ndim", 0) > 0:
