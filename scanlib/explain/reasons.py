@@ -9,10 +9,10 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors, walk
-from pytensor.tensor.basic import Alloc
+from pytensor.tensor.basic import Alloc, Split
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce
-from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib.analysis.scalar_body import NotElementwiseError, scalar_loop
@@ -211,12 +211,13 @@ def _may_end_early(loop: Loop, variable: Variable) -> bool:
 def _reached(result: Variable) -> Iterable[Variable]:
     """Return the computed values that a result depends on, but for shapes, the nearest first."""
     others, passed = (Shape, Shape_i), (Alloc, SpecifyShape)
+    sized = (*passed, Reshape, Split)
 
     def inputs_of(value: Variable) -> list[Variable]:
         if value.owner is None or isinstance(value.owner.op, others):
             return []
         inputs = value.owner.inputs
-        return inputs[:1] if isinstance(value.owner.op, passed) else inputs
+        return inputs[:1] if isinstance(value.owner.op, sized) else inputs
 
     found = (value for value in walk([result], inputs_of) if value.owner is not None)
     return (value for value in found if not isinstance(value.owner.op, others + passed))

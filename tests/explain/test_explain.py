@@ -158,6 +158,15 @@ def test_all_obstacles_of_a_body_are_named():
         assert operation in reason
 
 
+@pytest.mark.all_forms
+@pytest.mark.parametrize("size, is_told", [(None, True), (3, False)])
+def test_sizes_that_may_be_known(size, is_told):
+    x, p = pt.matrix("x", shape=(None, size)), pt.matrix("p", shape=(size, size))
+    h = scanlib.scan(lambda x, h, p: pt.tanh(h @ p) + x, x, x[0], p, return_updates=False)
+    (loop,) = scanlib.explain(h).loops
+    assert ("shape=(None, 3)" in loop.action) == is_told
+
+
 @pytest.mark.parametrize("factor, is_told", [(0.1, True), (np.float32(0.1), False)])
 def test_loops_that_a_number_makes_double_are_named(factor, is_told):
     x, h = pt.fvector("x"), pt.fscalar("h")

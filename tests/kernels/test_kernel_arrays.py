@@ -133,6 +133,25 @@ def _table(k, x, h, W):
     return h[k].set(pt.tanh(row @ W)[0] + value), row[0]
 
 
+@pytest.mark.all_forms
+@pytest.mark.parametrize("made_by", ["set", "joined"])
+def test_sizes_in_vectors_that_are_written(made_by):
+    """Numbers of which a vector is made, joined or set, are known before the first step."""
+    (x, h), values = drawn(x=(T, N), h=N)
+
+    def step(x, h):
+        if made_by == "set":
+            sizes = pt.stack([x.shape[0], 2])[1].set(x.shape[0] - 1)[::-1]
+            return h + pt.zeros((sizes[0] + 1,)) + pt.ones(sizes).sum() + x
+        first = pt.expand_dims(x.shape[0] - 2, 0)
+        sizes = pt.concatenate([first, [2]])
+        one, two = pt.split(x, sizes, n_splits=2)
+        return h * one.sum() + two.prod()
+
+    for op, given, wanted in evaluated([x, h], [scan(step, x, h)], values, None):
+        agree(op, given, wanted)
+
+
 # The same of a matrix, with what is read besides.
 WRITTEN_ROWS = {
     "row": (True, lambda k, x, h, W: (h[k].set(pt.tanh(W @ h[k - 1] + x)), x)),

@@ -179,6 +179,65 @@ class TestHoisting:
         for node in check([x, w], [h, gradient], [rng.normal(size=4), 0.2]):
             assert not computes_exponentials(node)
 
+    @pytest.mark.all_forms
+    @pytest.mark.parametrize("made_of", ["numbers", "a_join", "a_part_that_is_set", "a_vector"])
+    def test_reshapes_have_kernels(self, made_of):
+        """Whatever computes the shape: its numbers are known before the first step."""
+        x, h, sizes = pt.matrix("x"), pt.matrix("h"), pt.lvector("sizes", shape=(2,))
+        shape = {
+            "numbers": (h.shape[0], h.shape[1]),
+            "a_join": pt.concatenate([h.shape[:1], [2]]),
+            "a_part_that_is_set": h.shape[:2][1].set(2),
+            "a_vector": sizes,
+        }[made_of]
+        rows = scanlib.scan(
+            lambda x, h: h @ h + x.reshape(shape, ndim=2), x, h, return_updates=False
+        )
+        function = pytensor.function([x, h, sizes], rows, on_unused_input="ignore")
+        (loop,) = scanlib.explain(function).loops
+        assert loop.runs == "as a kernel, compiled by LLVM"
+        xs, state = rng.normal(size=(3, 4)), rng.normal(size=(2, 2))
+        found = function(xs, state, [2, 2])
+        for row, result in zip(xs, found, strict=True):
+            state = state @ state + row.reshape(2, 2)
+            np.testing.assert_allclose(result, state, rtol=1e-12)
+
+    def test_a_shape_of_another_length(self):
+        x, sizes = pt.matrix("x"), pt.lvector("sizes")
+        rows = scanlib.scan(lambda x: x.reshape(sizes, ndim=2).sum(axis=0), x, return_updates=False)
+        function = pytensor.function([x, sizes], rows)
+        np.testing.assert_array_equal(function(np.ones((3, 4)), [2, 2]), np.full((3, 2), 2.0))
+        with pytest.raises(AssertionError, match="expected 2"):
+            function(np.ones((3, 4)), [2, 2, 1])
+
+    def test_shapes_are_made_in_the_step(self):
+        """Kernels know sizes one by one; the products of all steps leave the loop, shaped anew."""
+        x, h, B = pt.matrix("x"), pt.vector("h"), pt.tensor3("B")
+
+        def step(x, h, B):
+            weights = pt.exp(B @ x)
+            return h @ (weights / weights.sum(axis=1, keepdims=True))
+
+        p = scanlib.scan(step, x, h, B, return_updates=False)
+        function = pytensor.function([x, h, B], [p, pytensor.grad(p[-1, 0], B)])
+        explanation = scanlib.explain(function)
+        assert all(loop.runs.startswith("as a kernel") for loop in explanation.loops)
+        assert "make_vector" not in " ".join(map(str, explanation.loops[0].obstacles))
+        xs, state, matrices = [rng.normal(size=s) for s in ((5, 2), 3, (3, 3, 2))]
+
+        def last(matrices):
+            own = state
+            for row in xs:
+                weights = np.exp(matrices @ row)
+                own = own @ (weights / weights.sum(axis=1, keepdims=True))
+            return own
+
+        rows, slope = function(xs, state, matrices)
+        np.testing.assert_allclose(rows[-1], last(matrices), rtol=1e-12)
+        by = 1e-6 * rng.normal(size=matrices.shape)
+        change = last(matrices + by)[0] - last(matrices - by)[0]
+        np.testing.assert_allclose(2 * (slope * by).sum(), change, rtol=1e-6)
+
 
 class TestLastRows:
     def test_history_is_not_stored(self):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytensor.tensor as pt
 from pytensor.compile.ops import DeepCopyOp
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.raise_op import CheckAndRaise
@@ -153,6 +154,8 @@ def write_dimshuffle(step: Step, node: Apply) -> None:
         number = step.number(inp)
         if step.is_known(inp):
             step.bind_known(out, step.size_of(inp))
+        if inp.type.ndim == 0 and out.type.ndim == 1:
+            step.items[out] = [inp]
         step.bind_number(out, number)
         return
     place = step.place(inp)
@@ -460,16 +463,36 @@ def _computed_item(step: Step, variable: Variable, indices: Sequence[Variable | 
 @rule(IncSubtensor)
 def write_inc_subtensor(step: Step, node: Apply) -> None:
     value, out, op = node.inputs[1], node.outputs[0], node.op
+    indices = indices_of(node)
+    if (members := _with_one_set(step, node, indices)) is not None:
+        step.items[out] = members
+        return
     target = copied_base(step, node)
-    rank = out.type.ndim - sum(not isinstance(index, slice) for index in indices_of(node))
+    rank = out.type.ndim - sum(not isinstance(index, slice) for index in indices)
     sizes = [None if size == 1 else size for size in value.type.shape]
     sizes = [None] * (rank - len(sizes)) + sizes
     expected = Expected(sizes, "ValueError", [ASSIGNED] * rank)
-    part = indexed(step, target, indices_of(node), expected)
+    part = indexed(step, target, indices, expected)
     number = step.only_number(value)
     source = number if number is not None else broadcast(step, value, part.sizes, ones=True)
     write_copy(step, source, part, None if op.set_instead_of_inc else added)
     step.bind_place(out, target)
+
+
+def _with_one_set(step: Step, node: Apply, indices: Sequence) -> list[Variable] | None:
+    """Return the numbers of a vector made of numbers after one was set; None for all else."""
+    base, value, *others = node.inputs
+    is_set = node.op.set_instead_of_inc and value.type == base.type.clone(shape=())
+    if not is_set or base not in step.items or not all(map(step.is_known, others)):
+        return None
+    if any(isinstance(index, slice) for index in indices):
+        return None
+    which = _place_in_order(step, indices, step.shape_of_items(base))
+    if which is None:
+        return None
+    members = list(step.items[base])
+    members[which] = value
+    return members
 
 
 def copied_base(step: Step, node: Apply) -> Place:
@@ -656,14 +679,28 @@ def _part(step: Step, place: Place, axis: int, first: Size, size: Size) -> Place
     return place.view(sizes, place.strides, pointer)
 
 
+def _members_of(step: Step, out: Variable, parts: Sequence[Variable]) -> list[Variable] | None:
+    """Return the numbers that vectors consist of, with a few constants among them; None for
+    others."""
+    found: list[Variable] = []
+    for part in parts:
+        if part in step.items:
+            found += step.items[part]
+        elif isinstance(part, Constant) and part.data.size <= MOST_SHOWN:
+            found += [pt.constant(number, dtype=out.type.dtype) for number in part.data]
+        else:
+            return None
+    return found
+
+
 @rule(Join)
 def write_join(step: Step, node: Apply) -> None:
     along, parts = join_of(node)
     out = node.outputs[0]
     if along is None:
         raise NoKernelError("a join along an axis that is computed has no kernel")
-    if out.type.ndim == 1 and all(part in step.items for part in parts):
-        step.items[out] = [number for part in parts for number in step.items[part]]
+    if out.type.ndim == 1 and (members := _members_of(step, out, parts)) is not None:
+        step.items[out] = members
         return
     trees = [Tree(step, p, p.owner if p in step.deferred else None) for p in parts]
     shapes = [tree.loops() for tree in trees]

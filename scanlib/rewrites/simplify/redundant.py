@@ -24,8 +24,9 @@ from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
-from pytensor.tensor.basic import Alloc
+from pytensor.tensor.basic import Alloc, MakeVector, Split
 from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import integer_dtypes
 
@@ -150,8 +151,9 @@ def forward_constants(edit: LoopEdit) -> None:
 
 def forward_inputs(edit: LoopEdit) -> None:
     """Give equal outer inputs one place in the body, and constants of one number, or few integers
-    such as a shape, none at all."""
+    such as a shape, none at all; a shape that is made of numbers is made in the body."""
     loop = edit.loop
+    _make_shapes_in_body(edit)
     first: dict[Variable, Variable] = {}
     same = {part.row: first.setdefault(part.outer, part.row) for part in loop.sequences}
     whole: dict[Variable, Variable] = {}
@@ -172,6 +174,50 @@ def forward_inputs(edit: LoopEdit) -> None:
         loop.non_sequences = [part for part in loop.non_sequences if part.inner not in same]
         loop.substitute(same)
         edit.changed = True
+
+
+def _make_shapes_in_body(edit: LoopEdit) -> None:
+    """Give a body the numbers that a shape consists of, in place of the vector: kernels know sizes
+    that they are given one by one."""
+    loop = edit.loop
+    vectors = {
+        part.inner: part.outer
+        for part in loop.non_sequences
+        if is_tensor(part.outer)
+        and part.outer.type.ndim == 1
+        # Of a length that is known, and which a `Reshape` then does not have to check.
+        and 0 < (part.outer.type.shape[0] or 0) <= MOST_INTEGERS
+    }
+    nodes = toposort(loop.body_outputs()) if vectors else ()
+    read = {node.inputs[-1] for node in nodes if isinstance(node.op, Reshape | Split)}
+    shapes: dict[Variable, Variable] = {}
+    for vector, outer in vectors.items():
+        # Vectors of sizes may be for a loop in the step.
+        if numbers := _numbers_of(outer) if vector in read or _is_of_sizes(outer) else []:
+            parts = [NonSequence(number, number.type()) for number in numbers]
+            loop.non_sequences += parts
+            shapes[vector] = pt.stack([part.inner for part in parts])
+    if shapes:
+        loop.non_sequences = [part for part in loop.non_sequences if part.inner not in shapes]
+        loop.substitute(shapes)
+        edit.changed = True
+
+
+def _is_of_sizes(variable: Variable) -> bool:
+    """Whether a variable is a vector that is made of integers."""
+    node = variable.owner
+    is_made = node is not None and isinstance(node.op, MakeVector)
+    return is_made and variable.type.dtype in integer_dtypes
+
+
+def _numbers_of(vector: Variable) -> list[Variable]:
+    """Return the items of a vector of known length; none where that is checked when it is read."""
+    above = [variable.owner for variable in ancestors([vector]) if variable.owner is not None]
+    if above and isinstance(vector.owner.op, MakeVector):
+        return list(vector.owner.inputs)
+    if any(isinstance(node.op, SpecifyShape) for node in above):
+        return []
+    return [vector[k] for k in range(vector.type.shape[0])]
 
 
 def forward_outputs(edit: LoopEdit) -> None:
@@ -344,6 +390,8 @@ def _worth_hoisting(variable: Variable) -> bool:
         return bool(variable.type.ndim > 0)  # what remains may be elementwise
     if isinstance(node.op, _NOT_WORTH_IT) or getattr(node.op, "view_map", None):
         return False
+    if _is_of_sizes(variable):
+        return False  # kernels know sizes one by one
     if applies(node, ps.Second):
         return False
     if getattr(variable.type, "ndim", 0) > 0:
