@@ -31,7 +31,7 @@ from scanlib.explain.reasons import DRAWS, listed, obstacles_of
 from scanlib.kernels.thread_parts import wanted_threads
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.execution import compiled_body
-from scanlib.ops.graph import is_numeric, is_tensor
+from scanlib.ops.graph import before_writes, is_numeric, is_tensor
 from scanlib.ops.linker_features import data_in
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.lowered.associative_scan import AssociativeScan
@@ -123,9 +123,15 @@ def _explain(node: Apply, setting: Setting) -> LoopExplanation:
 
 
 def _has_unknown_sizes(loop: Loop) -> bool:
-    """Whether steps of a state work on arrays whose sizes are known when the loop runs."""
+    """Whether steps of a state work on arrays, other than those into which they write, whose sizes
+    are known when the loop runs."""
+    written = {before_writes(part.next) for part in loop.recurrent}
     rows = [*loop.body_inputs(), *(part.next for part in loop.recurrent)]
-    shapes = [row.type.shape for row in rows if is_tensor(row)]
+    shapes = [
+        row.type.shape
+        for row in rows
+        if is_tensor(row) and row not in written and before_writes(row) is row
+    ]
     return bool(loop.recurrent) and any(None in shape for shape in shapes)
 
 
