@@ -21,7 +21,7 @@ from pytensor.tensor.subtensor import Subtensor
 from scanlib._compat import IfElse
 from scanlib.lengths.arrays import slice_of
 from scanlib.lengths.numbers import constant_index, indices_of
-from scanlib.ops.graph import before_writes, is_tensor
+from scanlib.ops.graph import before_writes
 from scanlib.ops.loop import Carry, Loop, Output, Part, State
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.row_ops.checked_rows import CheckedValue
@@ -150,16 +150,14 @@ def untrace_loops(rewrite: LoopRewrite, fgraph: FunctionGraph) -> None:
             with rewrite.attempt(fgraph, node):
                 replace(fgraph, _untrace(LoopEdit(fgraph, node)), "scanlib_untrace")
     for node in filter(is_loop, fgraph.toposort()):
-        if not all(map(is_tensor, node.inputs)):
-            with rewrite.attempt(fgraph, node):
-                replace(fgraph, _carry_what_is_written(LoopEdit(fgraph, node)), "scanlib_carry")
+        with rewrite.attempt(fgraph, node):
+            replace(fgraph, _carry_what_is_written(LoopEdit(fgraph, node)), "scanlib_carry")
 
 
 def _carry_what_is_written(edit: LoopEdit) -> dict[Variable, Variable]:
     """Carry the arrays into which steps write.
 
-    Compiled steps overwrite carries in place; those that draw are such. Others are kernels, which
-    do so with states.
+    A carry is overwritten in place also where numba compiles the loop, or a step runs it.
     """
     loop, written = edit.loop, []
     for state in loop.states:
