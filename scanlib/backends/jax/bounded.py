@@ -117,9 +117,9 @@ class Bounded:
         position = jnp.where(jnp.asarray(place) < 0, self.length + place, place)
         return jax.lax.dynamic_index_in_dim(self.rows, position, keepdims=False)
 
-    def slice(self, where: slice, most: int | None = None) -> Any:
-        """Return the rows of a slice, as NumPy counts them; between computed places there are at
-        `most` so many. Those at an end that are sure to exist are an array of JAX's."""
+    def slice(self, where: slice) -> Any:
+        """Return the rows of a slice, as NumPy counts them: those at an end that are sure to exist
+        are an array of JAX's."""
         step = 1 if where.step is None else static_int(where.step)
         if step == -1:
             return self.backwards(where.start, where.stop)
@@ -132,10 +132,7 @@ class Bounded:
         last = self.length if where.stop is None else place_of(where.stop, self.length, self.low)
         known, end = static_int(first), static_int(last)
         if known is None:
-            if most is None:
-                rows = jnp.roll(self.rows, -first, axis=0)
-            else:
-                rows = jnp.take(self.rows, first + jnp.arange(most), axis=0, mode="clip")
+            rows = jnp.roll(self.rows, -first, axis=0)
             return Bounded(rows, jnp.maximum(last - first, 0), self.origin)
         if end is not None:
             return self.rows[known : max(known, end)]

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph, Output
@@ -24,8 +26,9 @@ from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib._compat import INDEX_WRITES, kept_sizes, thaw_graph
 from scanlib.backends.jax.known_numbers import KnownNumber, may_be_known
+from scanlib.lengths.arrays import width_of
 from scanlib.lengths.known import countable_scalars
-from scanlib.lengths.numbers import indices_of
+from scanlib.lengths.numbers import constant_index, indices_of
 from scanlib.ops.composites import written_out
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.linker_features import data_in
@@ -57,6 +60,7 @@ REASON = "scanlib_prepare_for_jax"
 def prepare(fgraph: FunctionGraph) -> None:
     """Mark the numbers that JAX must know when it compiles."""
     _write_where_masks_say(fgraph)
+    _index_by_places(fgraph)
     sizes = kept_sizes(fgraph)
     unmarked = dict(sizes)
     data = data_in(fgraph)
@@ -80,6 +84,39 @@ def _write_where_masks_say(fgraph: FunctionGraph) -> None:
         made = written_out(node) if isinstance(node.op, INDEX_WRITES[1:]) else None
         if made is not None:
             fgraph.replace_all(zip(node.outputs, made, strict=True), reason=REASON)
+
+
+def _index_by_places(fgraph: FunctionGraph) -> None:
+    """Have slices between computed places be read and written item by item, where their length is
+    specified, or that of what is written: JAX's slices have no others."""
+    for node in fgraph.toposort():
+        if isinstance(node.op, SpecifyShape):
+            read = node.inputs[0].owner
+            if read is not None and isinstance(read.op, Subtensor):
+                part = _at_places(read, node.outputs[0].type.shape)
+                if part is not None:
+                    fgraph.replace(node.outputs[0], part, reason=REASON)
+        elif isinstance(node.op, IncSubtensor):
+            value = node.inputs[1]
+            part = _at_places(node, value.type.shape)
+            if part is not None:
+                write = part.set if node.op.set_instead_of_inc else part.inc
+                fgraph.replace(node.outputs[0], write(value), reason=REASON)
+
+
+def _at_places(node: Apply, sizes: Sequence[int | None]) -> Variable | None:
+    """Return the part of an array that a node reads or writes, of some sizes, at its places; None
+    but for one slice between computed places, of a length that is known."""
+    array, indices = node.inputs[0], indices_of(node)
+    cut = [axis for axis, index in enumerate(indices) if index != slice(None)]
+    axis = cut[0] if len(cut) == 1 else 0
+    index = indices[axis] if len(cut) == 1 else None
+    if not isinstance(index, slice) or constant_index(index.start) is not None:
+        return None
+    width = width_of(index)
+    if width is None or len(sizes) != array.type.ndim or sizes[axis] != width:
+        return None
+    return array[(*[slice(None)] * axis, pt.as_tensor(index.start) + np.arange(width))]
 
 
 def _counts(client: Apply, countable: set[Variable]) -> bool:

@@ -48,8 +48,6 @@ from scanlib.backends.jax.bounded import (
     static_int,
 )
 from scanlib.backends.jax.prepare import FIRST_SIZE
-from scanlib.lengths.arrays import width_of
-from scanlib.lengths.numbers import indices_of
 from scanlib.ops.errors import SequenceLengthError
 from scanlib.ops.kept_axes import axes_kept
 from scanlib.ops.row_ops.checked_rows import CheckedConvergence, CheckedSizes, CheckedValue
@@ -121,10 +119,7 @@ def _arange(node: Apply, plain: Plain, inputs: Inputs) -> Any:
 
 def _specify_shape(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     value, *sizes = inputs
-    known = list(map(static_int, sizes))
-    if not isinstance(value, Bounded):
-        return plain(value, *known)
-    return value.rows if value.capacity == known[0] else value
+    return value if isinstance(value, Bounded) else plain(value, *map(static_int, sizes))
 
 
 def _shape_i(node: Apply, plain: Plain, inputs: Inputs) -> Any:
@@ -231,8 +226,7 @@ def _subtensor(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     if not isinstance(own, slice):
         row = value.row(own)
         return row[tuple(others)] if others else row
-    width, within = width_of(indices_of(node)[0]), (slice(None), *others)
-    found = value.slice(own, width)
+    found, within = value.slice(own), (slice(None), *others)
     return found.like(found.rows[within]) if isinstance(found, Bounded) else found[within]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from pytensor.graph.replace import clone_replace
+from pytensor.graph.replace import clone_replace, vectorize_graph
 
 import scanlib
 from scanlib.ops.row_ops.step_products import StepProducts
@@ -233,3 +233,33 @@ def test_slices_of_slices_that_loops_read():
     values = rng.normal(size=(5, 2, 2)), rng.normal(size=(4, 2))
     found = [np.asarray(value) for value in compiled([A, x], outputs)(*values)]
     assert_same(found, in_python([A, x], outputs)(*values))
+
+
+WIDE = np.linspace(-1, 1, 6)
+
+
+@pytest.mark.parametrize("as_steps", [False, True], ids=["kernels", "lax"])
+@pytest.mark.parametrize("name", ["read", "written"])
+def test_slices_of_a_known_length(name, as_steps, monkeypatch):
+    """Between places that steps compute, of one array and of a batch of them."""
+    x, X = pt.dvector("x"), pt.dmatrix("X")
+    n = x.shape[0]
+    if name == "read":
+        rows = scanlib.scan(
+            lambda t: (x[t - 6 : t] * WIDE).std(), pt.arange(6, n), return_updates=False
+        )
+    else:
+        rows = scanlib.scan(
+            lambda t, h: h[t].set(pt.tanh(h[t - 6 : t] @ WIDE + x[t]))[t - 3 : t + 3].inc(WIDE),
+            pt.arange(6, n),
+            pt.ones(n + 3),
+            return_updates=False,
+        )[-1]
+    if as_steps:
+        monkeypatch.setattr(pytensor.config, "cxx", "")
+    data = rng.uniform(0.1, 0.9, (3, 9))
+    for inp, result, given in ((x, rows, data[0]), (X, vectorize_graph(rows, {x: X}), data)):
+        outputs = [result, pytensor.grad(pt.tanh(result).sum(), inp)]
+        expected = pytensor.function([inp], outputs, mode="FAST_COMPILE")(given)
+        found = pytensor.function([inp], outputs, mode=JAX)(given)
+        assert_same([np.asarray(each) for each in found], expected)
