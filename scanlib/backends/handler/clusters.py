@@ -19,6 +19,7 @@ import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort_with_orderings, walk
+from pytensor.graph.utils import InconsistencyError
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
@@ -235,5 +236,8 @@ def gather(fgraph: FunctionGraph) -> None:
         op = KernelGraph(freeze_graph(cluster.body.inputs, cluster.body.outputs), cluster.program)
         outputs = op.make_node(*(new.get(v, v) for v in cluster.inputs)).outputs
         pairs = list(zip(cluster.outputs, outputs, strict=True))
+        try:
+            fgraph.replace_all_validate(pairs, reason="scanlib_gather")
+        except InconsistencyError:  # it reads an array before and after that is written over
+            continue
         new.update(pairs)
-        fgraph.replace_all_validate(pairs, reason="scanlib_gather")

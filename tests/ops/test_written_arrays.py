@@ -1,0 +1,91 @@
+"""Generated steps that read and write slices and items of arrays, against plain steps."""
+
+import random
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import scanlib
+from tests.checks import assert_same, in_python
+from tests.exploration import half
+
+FIRST = 5  # the number of the first step: so many items are there before
+x, parameter = pt.dvector("x"), pt.dscalar("parameter")
+
+READS = (
+    lambda h, t, k, n: h[t - k],
+    lambda h, t, k, n: h[t - FIRST : t - FIRST + n].sum(0),
+    lambda h, t, k, n: h[t - 1 : t - 1 - min(n, FIRST - 1) : -1].mean(0),
+    lambda h, t, k, n: h[0],
+    lambda h, t, k, n: pt.tanh(h[t - FIRST : t]).sum(0),
+    lambda h, t, k, n: h[t - FIRST : t : 2].max(0),
+    lambda h, t, k, n: h[k] * h[t - 1],
+    lambda h, t, k, n: h[t : t + n].sum(0),
+    lambda h, t, k, n: h[:t].sum(0),
+)
+WRITES = (
+    lambda h, t, v, n: h[t].set(v),
+    lambda h, t, v, n: h[t].inc(v),
+    lambda h, t, v, n: h[t : t + n].inc(v),
+    lambda h, t, v, n: h[t : t + 1].set(v[None]),
+    lambda h, t, v, n: h[t - 2 : t].set(pt.stack([v, 0.5 * v])),
+    lambda h, t, v, n: h[t].set(h[t - 1])[t - 1].set(v),
+    lambda h, t, v, n: h[t].set(v)[t - 3 : t - 1].inc(0.1 * h[t - 2]),
+)
+
+
+def generated(seed):
+    """Return the last or all values of the arrays, and how many rows there are."""
+    choose = random.Random(seed)
+    length, room = choose.randint(8, 14), choose.choice([0, 4, 6])
+    has_rows, stops, has_inner = (choose.random() < 0.3 for _ in range(3))
+    plans = [
+        [choose.choice(READS), choose.choice(READS), choose.choice(WRITES), choose.randrange(2)]
+        + [choose.randint(1, 5) for _ in range(4)]
+        for _ in range(1 + (choose.random() < 0.4))
+    ]
+
+    def step(t, row, *arrays):
+        found = []
+        for array, (first, second, write, other, *numbers) in zip(arrays, plans, strict=False):
+            a, b, c, d = numbers
+            beside = arrays[other % len(plans)]
+            value = first(array, t, a % 4, b) * row + 0.3 * second(beside, t, c % 4, d)
+            if has_inner and not has_rows:
+                array = filled(array, t, row)
+            found.append(write(array, t, pt.tanh(value + parameter), a))
+        return (found, scanlib.until(t > 9)) if stops else found
+
+    def filled(array, t, row):
+        columns = pt.arange(3)
+        fill = lambda j, h: h[j].set(0.5 * h[j] + h[t - 1] * row)  # noqa: E731
+        return scanlib.scan(fill, columns, array, return_updates=False)[-1]
+
+    n = x.shape[0]
+    start = pt.ones((n + room, 2) if has_rows else n + room) * x[0]
+    arrays = scanlib.scan(
+        step,
+        [pt.arange(FIRST, n), x[FIRST:]],
+        [start, 0.5 * start][: len(plans)],
+        return_updates=False,
+    )
+    arrays = arrays if isinstance(arrays, list) else [arrays]
+    return [array if choose.random() < 0.3 else array[-1] for array in arrays], length
+
+
+# Loops in which a cluster of nodes would read an array before and after it is written over.
+AROUND_WRITES = (66, 93, 101, 114, 115, 117, 133, 155)
+
+
+@pytest.mark.parametrize("shard", half(0, 8))
+def test_generated_reads_and_writes(shard, fast_mode):
+    for seed in (*range(5 * shard, 5 * shard + 5), AROUND_WRITES[shard]):
+        arrays, length = generated(seed)
+        cost = sum(pt.tanh(array).sum() for array in arrays)
+        outputs = [*arrays, *pytensor.grad(cost, [x, parameter])]
+        values = [np.random.default_rng(seed).uniform(0.1, 0.9, length), np.array(0.2)]
+        expected = in_python([x, parameter], outputs)(*values)
+        found = pytensor.function([x, parameter], outputs, mode=fast_mode)(*values)
+        assert_same(found, expected, rtol=1e-8, atol=1e-10)
