@@ -199,13 +199,14 @@ def _may_end_early(loop: Loop, variable: Variable) -> bool:
     """Whether a step reads as many items at a place that it computes as there are until the array
     ends, a constant number at most."""
     node = variable.owner
-    places = set(ancestors(node.inputs[1:]))
-    if not isinstance(node.op, Subtensor) or places.isdisjoint(loop.varying_inputs()):
+    if not isinstance(node.op, Subtensor):
         return False
     slices = [index for index in indices_of(node) if isinstance(index, slice)]
+    is_computed = not set(ancestors(node.inputs[1:])).isdisjoint(loop.varying_inputs())
+    if not is_computed or all(width_of(index) is None for index in slices):
+        return False
     readers = readers_of(loop.body_outputs())[variable]
-    is_specified = all(reader and isinstance(reader.op, SpecifyShape) for reader in readers)
-    return not is_specified and any(width_of(index) is not None for index in slices)
+    return not all(reader and isinstance(reader.op, SpecifyShape) for reader in readers)
 
 
 def _reached(result: Variable) -> Iterable[Variable]:

@@ -123,16 +123,17 @@ class _Windows:
             if not isinstance(index, slice) or index.start is None or index.stop is None:
                 continue
             apart = 1 if index.step is None else constant_integer(index.step)
-            places = self._places(array, axis, index, apart) if apart else []
-            if apart and places:
+            if not apart:
+                continue
+            places = self._places(array, axis, index, apart)
+            if places:
                 at = _Items(indices[:axis], places, apart, indices[axis + 1 :])
                 return at.read(array) if isinstance(node.op, Subtensor) else at.write(node)
         return None
 
     def _places(self, array: Variable, axis: int, index: slice, apart: int) -> list[Variable]:
         """Return the indices of a slice; none where they are not known to be of the array."""
-        start, stop = map(self.lengths.integer, (index.start, index.stop))
-        width = (stop - start).constant
+        width = _difference(index.stop, index.start, self.lengths)
         if width is None or width * apart <= 0:
             return []
         base = before_writes(array)
@@ -161,14 +162,16 @@ class _Items:
         axis = sum(isinstance(index, slice) for index in self.before)
         if len(self.places) <= MOST_ITEMS:
             return pt.stack([array[self._at(place)] for place in self.places], axis=axis)
-        first, last = self.places[:: len(self.places) - 1][:: 1 if self.apart > 0 else -1]
+        first, last = self.places[0], self.places[-1]
+        if self.apart < 0:
+            first, last = last, first
         part = array[self._at(slice(first, last + 1))]
         sizes: list[int | None] = [None] * part.type.ndim
         sizes[axis] = (len(self.places) - 1) * abs(self.apart) + 1
         part = pt.specify_shape(part, sizes)
-        return (
-            part if self.apart == 1 else part[(_WHOLE,) * axis + (slice(None, None, self.apart),)]
-        )
+        if self.apart == 1:
+            return part
+        return part[(*[_WHOLE] * axis, slice(None, None, self.apart))]
 
     def write(self, node: Apply) -> Variable | None:
         array, value = node.inputs[:2]

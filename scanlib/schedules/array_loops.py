@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 
 import numpy as np
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.tensor.basic import MakeVector, tensor_copy
@@ -29,15 +29,7 @@ from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import thaw_graph
 from scanlib.kernels.arrays import algebra, blockwise, orders, views  # noqa: F401  (their rules)
-from scanlib.kernels.arrays.array_step import (
-    RULES,
-    Destination,
-    Step,
-    before_write,
-    in_order,
-    overwrites,
-    parts_to_copy,
-)
+from scanlib.kernels.arrays.array_step import RULES, Destination, Step, StepOrder, before_write
 from scanlib.kernels.arrays.decompositions import decompose, is_decomposed
 from scanlib.kernels.arrays.nests import deliver, require_shape, write_copy
 from scanlib.kernels.arrays.sizes import (
@@ -205,7 +197,7 @@ class ArrayLoop(Loop):
     @cached_property
     def multiplied(self) -> set[str]:
         """The matrices that are the same for all steps and factors of products."""
-        factors = {x for node in self.order if isinstance(node.op, Dot) for x in node.inputs}
+        factors = {x for node in self.order.nodes if isinstance(node.op, Dot) for x in node.inputs}
         factors |= {
             x.owner.inputs[0] for x in factors if x.owner and isinstance(x.owner.op, DimShuffle)
         }
@@ -220,14 +212,9 @@ class ArrayLoop(Loop):
         return not (self.is_traced(name) or self.is_local(name) or self.stays(name))
 
     @cached_property
-    def order(self) -> dict[Apply, int]:
-        """Which node of a step comes when."""
-        return {node: position for position, node in enumerate(in_order(self.graph))}
-
-    @cached_property
-    def copied(self) -> set[Variable]:
-        """The parts of arrays that are copied since the array is written over."""
-        return parts_to_copy(self.graph, self.order)
+    def order(self) -> StepOrder:
+        """In which order the nodes of a step are computed."""
+        return StepOrder(self.graph)
 
     def stays(self, name: str) -> bool:
         """Whether the new value of a state or a carry may be written over the old one.
@@ -251,7 +238,7 @@ class ArrayLoop(Loop):
             alone = [client for client, _ in graph.clients[before]] == [node]
             return same and alone and len(node.outputs) == 1
         while (base := before_write(value)) is not None:
-            if not overwrites(graph, value, self.order, self.copied):
+            if not self.order.overwrites(value):
                 return False
             if base is before:
                 return True
@@ -319,7 +306,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
         for value, destination in self.results:  # the first row or buffer that will hold it
             if value.owner is not None and value.type.ndim:
                 body.destinations.setdefault(value, destination)
-        body.emit(loop.graph)
+        body.emit(loop.order)
         results = loop.result
         if results.stop is not None:
             w.assign(self.stopped, self.scalars.truth(body.number(results.stop)))
@@ -449,7 +436,7 @@ class GraphRun(TableReader[ArrayGraph]):
                 goals.append(Destination(partial(self.place, number), "", ()))
                 if out.owner is not None and out.type.ndim:
                     step.destinations.setdefault(out, goals[-1])
-            step.emit(graph)
+            step.emit(StepOrder(graph))
             for out, goal in zip(graph.outputs, goals, strict=True):
                 deliver(step, out, goal)
         return self.whole_kernel(register_bytes())

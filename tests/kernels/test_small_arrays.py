@@ -218,7 +218,9 @@ def test_derivatives_are_no_matrices_of_all_steps():
     for op in loops:
         loop = ArrayLoop(op, may_be_empty=False)
         assert loop.lengths_in_locals
-        assert not any(isinstance(n.op, Elemwise) and n.outputs[0].type.ndim for n in loop.order)
+        assert not any(
+            isinstance(n.op, Elemwise) and n.outputs[0].type.ndim for n in loop.order.nodes
+        )
 
 
 def test_batches_are_no_matrices_of_all_steps():

@@ -208,9 +208,9 @@ def test_gradients_are_rows():
 
 
 # Slices of as many items at each step: what a step does, the same in NumPy (which changes `h`).
-def window(step, first, size, **options):
-    """A loop over an array of `size` items, or rows of three, into which steps write."""
-    return scanlib.scan(step, pt.arange(first, n), [size], return_updates=False, **options)[-1]
+def window(step, first, start):
+    """An array into which the steps of a loop from `first` on have written."""
+    return scanlib.scan(step, pt.arange(first, n), [start], return_updates=False)[-1]
 
 
 def plain_window(step, first, h, x):

@@ -274,9 +274,9 @@ def test_other_linkers(linker):
     np.testing.assert_allclose(gradient, slopes, rtol=1e-6)
 
 
-def inner(step, D, start=1):
+def inner(step, D):
     """The table after a loop over its columns."""
-    columns = pt.arange(start, D.shape[1])
+    columns = pt.arange(1, D.shape[1])
     return scanlib.scan(step, columns, D, return_updates=False)[-1]
 
 
@@ -288,8 +288,8 @@ def filled(D, i, j):
     return D[i, j].set(pt.tanh(cell(D, i, j)))
 
 
-def plain_row(D, i, start=1):
-    for j in range(start, D.shape[1]):
+def plain_row(D, i):
+    for j in range(1, D.shape[1]):
         D[i, j] = np.tanh(cell(D, i, j))
 
 

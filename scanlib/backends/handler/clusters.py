@@ -19,7 +19,6 @@ import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort_with_orderings, walk
-from pytensor.graph.utils import InconsistencyError
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
@@ -139,8 +138,17 @@ class Plan:
         return has_slices and not readers & gathered
 
     def _cheap(self, nodes: Sequence[Apply]) -> set[Apply]:
-        """Return views of what comes from elsewhere, and numbers that are computed from numbers."""
+        """Return views of what comes from elsewhere, and numbers that are computed from numbers.
+
+        A size is none if the array is written over: later clusters would read that for it.
+        """
         cheap: set[Apply] = set()
+        overwritten = {
+            node.inputs[place]
+            for node in nodes
+            for places in node.op.destroy_map.values()
+            for place in places
+        }
 
         def comes_from_elsewhere(variable: Variable) -> bool:
             owner = variable.owner
@@ -150,7 +158,8 @@ class Plan:
             if node in self.refused:
                 continue
             if isinstance(node.op, Shape_i):
-                if isinstance(node.inputs[0].type, DenseTensorType):
+                (array,) = node.inputs
+                if isinstance(array.type, DenseTensorType) and array not in overwritten:
                     cheap.add(node)
             elif all(getattr(v.type, "ndim", 0) == 0 for v in (*node.inputs, *node.outputs)):
                 if isinstance(node.op, NUMBERS) and all(map(comes_from_elsewhere, node.inputs)):
@@ -236,8 +245,5 @@ def gather(fgraph: FunctionGraph) -> None:
         op = KernelGraph(freeze_graph(cluster.body.inputs, cluster.body.outputs), cluster.program)
         outputs = op.make_node(*(new.get(v, v) for v in cluster.inputs)).outputs
         pairs = list(zip(cluster.outputs, outputs, strict=True))
-        try:
-            fgraph.replace_all_validate(pairs, reason="scanlib_gather")
-        except InconsistencyError:  # it reads an array before and after that is written over
-            continue
         new.update(pairs)
+        fgraph.replace_all_validate(pairs, reason="scanlib_gather")

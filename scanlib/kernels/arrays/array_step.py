@@ -12,9 +12,10 @@ them. An Op without a rule has no kernel (`NoKernelError`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -87,88 +88,73 @@ def before_write(array: Variable) -> Variable | None:
     return next((base for base, out in pairs if out is array), None)
 
 
-def in_order(graph: FunctionGraph) -> list[Apply]:
-    """Return the nodes of a step in the order in which they are computed.
+class StepOrder:
+    """In which order the nodes of a step are computed, and what may be written over what.
 
-    Those that write into arrays come as late as they can: others have read these by then.
+    Nodes that write into arrays come as late as they can: others have read these by then.
     """
-    nodes = graph.toposort()
-    ranks = {node: (bool(written(node)), k) for k, node in enumerate(nodes)}
-    missing = {node: {inp.owner for inp in node.inputs if inp.owner} for node in nodes}
-    found, ready = [], [ranks[node] for node in nodes if not missing[node]]
-    heapify(ready)
-    while ready:
-        node = nodes[heappop(ready)[1]]
-        found.append(node)
-        for client in {client for out in node.outputs for client, _ in graph.clients[out]}:
-            if client in ranks:
-                missing[client].remove(node)
-                if not missing[client]:
-                    heappush(ready, ranks[client])
-    return found
 
+    def __init__(self, graph: FunctionGraph) -> None:
+        self.graph = graph
+        self.nodes = self._writes_last()
+        self.position = {node: k for k, node in enumerate(self.nodes)}
 
-def overwrites(
-    graph: FunctionGraph,
-    array: Variable,
-    order: Mapping[Apply, int],
-    copied: Collection[Variable] = (),
-) -> bool:
-    """Whether an array may be written over what it was before: nobody else reads that memory from
-    then on.
+    def _writes_last(self) -> list[Apply]:
+        nodes = self.graph.toposort()
+        ranks = {node: (bool(written(node)), k) for k, node in enumerate(nodes)}
+        missing = {node: {inp.owner for inp in node.inputs if inp.owner} for node in nodes}
+        found, ready = [], [ranks[node] for node in nodes if not missing[node]]
+        heapify(ready)
+        while ready:
+            node = nodes[heappop(ready)[1]]
+            found.append(node)
+            for client in {c for out in node.outputs for c, _ in self.graph.clients[out]}:
+                if client in ranks:
+                    missing[client].remove(node)
+                    if not missing[client]:
+                        heappush(ready, ranks[client])
+        return found
 
-    `order` says which node comes when; parts of arrays that are `copied` are read right away.
-    """
-    base, node = before_write(array), array.owner
-    held = _held(graph, base, node, copied)
-    return node.inputs.count(base) == 1 and not _is_read_from(graph, held, node, order)
+    def overwrites(self, array: Variable) -> bool:
+        """Whether an array may be written over what it was before: nobody else reads that memory
+        from then on."""
+        base, node = before_write(array), array.owner
+        return node.inputs.count(base) == 1 and not self._is_read_from(node, base, self.copied)
 
+    @cached_property
+    def copied(self) -> set[Variable]:
+        """The parts of arrays, of fewer axes, that are read after their array is written over: they
+        are copied as soon as they can be, and the array is not."""
+        found: set[Variable] = set()
+        for node in self.nodes:
+            for base, _ in written(node):
+                for client, _ in self.graph.clients[base]:
+                    part = client.outputs[0] if isinstance(client.op, Subtensor) else base
+                    if 0 < part.type.ndim < base.type.ndim and self._is_read_from(node, part):
+                        found.add(part)
+        return found
 
-def parts_to_copy(graph: FunctionGraph, order: Mapping[Apply, int]) -> set[Variable]:
-    """Return the parts of arrays, of fewer axes, that are read after their array is written over:
-    they are copied, and the array is not."""
-    found: set[Variable] = set()
-    for node in order:
-        for base, _ in written(node):
-            for client, _ in graph.clients[base]:
-                part = client.outputs[0] if isinstance(client.op, Subtensor) else base
-                is_part = 0 < part.type.ndim < base.type.ndim
-                if is_part and _is_read_from(graph, _held(graph, part), node, order):
-                    found.add(part)
-    return found
+    def _is_read_from(self, node: Apply, base: Variable, copied: Collection[Variable] = ()) -> bool:
+        """Whether the memory of a variable is read when a node writes there, by others than that,
+        or later; `copied` parts of it are read before."""
+        graph, position = self.graph, self.position
+        is_written = any(base is own for own, _ in written(node))
 
+        def readers(variable: Variable) -> list[Apply]:
+            clients = [client for client, _ in graph.clients[variable]]
+            by_others = is_written and variable is base
+            return [c for c in clients if c is not node] if by_others else clients
 
-Held = list[tuple[Variable, list[Apply]]]
+        def read_later(variable: Variable) -> list[Variable]:
+            nodes = [] if variable in graph.outputs else readers(variable)
+            outs = [(reader, out) for reader in nodes for out in reader.outputs]
+            return [o for n, o in outs if o not in copied and _reads_when_read(graph, n, o)]
 
-
-def _held(
-    graph: FunctionGraph,
-    base: Variable,
-    writer: Apply | None = None,
-    copied: Collection[Variable] = (),
-) -> Held:
-    """Return the variables that read the memory of a variable when they are read themselves, and
-    who reads them, but for a node that writes into it."""
-
-    def readers(variable: Variable) -> list[Apply]:
-        return [c for c, _ in graph.clients[variable] if c is not writer or variable is not base]
-
-    def read_later(variable: Variable) -> list[Variable]:
-        nodes = [] if variable in graph.outputs else readers(variable)
-        outs = [(node, out) for node in nodes for out in node.outputs]
-        return [o for n, o in outs if o not in copied and _reads_when_read(graph, n, o)]
-
-    return [(variable, readers(variable)) for variable in walk([base], read_later)]
-
-
-def _is_read_from(
-    graph: FunctionGraph, held: Held, node: Apply, order: Mapping[Apply, int]
-) -> bool:
-    """Whether one of some variables is read by a node or later."""
-    return any(
-        variable in graph.outputs or any(order[reader] >= order[node] for reader in readers)
-        for variable, readers in held
-    )
+        return any(
+            variable in graph.outputs
+            or any(position[reader] >= position[node] for reader in readers(variable))
+            for variable in walk([base], read_later)
+        )
 
 
 def _reads_when_read(graph: FunctionGraph, node: Apply, out: Variable) -> bool:
@@ -236,16 +222,16 @@ class Step:
 
     # The whole step
 
-    def emit(self, graph: FunctionGraph) -> None:
+    def emit(self, order: StepOrder) -> None:
         """Write all nodes of a body whose inputs are bound."""
-        nodes = in_order(graph)
+        graph, nodes = order.graph, order.nodes
         for position, node in enumerate(nodes):
             for inp in node.inputs:
                 self.last_use[inp] = position
         for out in graph.outputs:
             self.last_use[out] = float("inf")
         self._plan_fusion(graph, nodes)
-        self._plan_writes(graph, nodes)
+        self._plan_writes(order)
         for position, node in enumerate(nodes):
             self.position, self.node = position, node
             if node.outputs[0] not in self.deferred:
@@ -287,11 +273,10 @@ class Step:
             for inp in node.inputs:
                 self.last_use[inp] = max(self.last_use[inp], last)
 
-    def _plan_writes(self, graph: FunctionGraph, nodes: Sequence[Apply]) -> None:
+    def _plan_writes(self, order: StepOrder) -> None:
         """Choose the arrays that are computed where those go that differ in what a node writes."""
-        order = {node: position for position, node in enumerate(nodes)}
-        self.copied = parts_to_copy(graph, order)
-        for node in reversed(nodes):
+        self.copied = order.copied
+        for node in reversed(order.nodes):
             if isinstance(node.op, INDEX_WRITES) and node.inputs[1].type.ndim == 0:
                 self.by_item |= {node.inputs[0], node.outputs[0]}
             for base, out in written(node):
@@ -300,7 +285,7 @@ class Step:
                 above = base.owner
                 is_alone = above and isinstance(above.op, Elemwise) and len(above.outputs) == 1
                 is_made = is_alone or before_write(base) is not None
-                if is_made and overwrites(graph, out, order, self.copied):
+                if is_made and order.overwrites(out):
                     self.destinations[base] = self.destinations[out]
 
     @contextmanager

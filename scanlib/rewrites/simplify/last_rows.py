@@ -137,8 +137,11 @@ def _last_row(node: Apply, position: int, needs_step: bool) -> LastRow | None:
     return LastRow(node.outputs[0], -back, tuple(indices[1:]), needs_step, several)
 
 
-def counts_of_rows(fgraph: FunctionGraph, history: Variable) -> list[Apply]:
-    """Return the nodes that ask how many rows a history has."""
+def counts_of_rows(fgraph: FunctionGraph, loop: Loop, history: Variable) -> list[Apply]:
+    """Return the nodes that ask how many rows a history of a loop that may stop has; an output
+    says that as well."""
+    if loop.stop is None:
+        return []
     clients = [client for client, _ in fgraph.clients.get(history, ())]
     return [c for c in clients if isinstance(c.op, Shape_i) and c.op.i == 0]
 
@@ -191,7 +194,7 @@ def _untrace(edit: LoopEdit) -> dict[Variable, Variable]:
     for state in loop.states:
         if loop.reverse or state.untraced or not edit.is_read(state):
             continue
-        asked = [] if loop.stop is None else counts_of_rows(edit.fgraph, edit.old[state])
+        asked = counts_of_rows(edit.fgraph, loop, edit.old[state])
         reads, only = last_row_reads(edit.fgraph, edit.old[state], state.depth, asked)
         if not only or not (reads or asked):
             continue

@@ -86,26 +86,26 @@ class ReuseForwardValues(LoopRewrite):
         if keeps_loops_whole(fgraph):
             return
         loops = [n for n in fgraph.toposort() if is_loop(n) and not n.op.recompute]
-        if serve_readers(fgraph, loops, lambda node: True, _reuse):
+        if serve_readers(fgraph, loops, _reuse):
             untrace_loops(self, fgraph)
 
 
 def serve_readers(
     fgraph: FunctionGraph,
     loops: list[Apply],
-    can_serve: Callable[[Apply], bool],
     serve: Callable[[FunctionGraph, Apply, Apply], Apply | None],
 ) -> bool:
     """Let each of some loops, in order, be served by the first one above it that has what it needs;
     return whether any is.
 
-    `serve` is given a loop that `can_serve` and its reader, and returns the first one's new node.
+    `serve` is given a loop and its reader, and returns the first one's new node, None if that has
+    nothing to serve.
     """
     served = False
     for reader in loops[1:]:
         above = set(ancestors(reader.inputs))
         for place, maker in enumerate(loops[: loops.index(reader)]):
-            if above.intersection(maker.outputs) and can_serve(maker):
+            if above.intersection(maker.outputs):
                 made = serve(fgraph, maker, reader)
                 if made is not None:
                     loops[place], served = made, True
@@ -253,7 +253,7 @@ def _rows_for_one(
             and part.outer.owner.inputs[:1] == [history]
             and all(client is reader for client, _ in fgraph.clients[part.outer])
         }
-        besides = {*views, *counts_of_rows(fgraph, history)}
+        besides = {*views, *counts_of_rows(fgraph, source, history)}
         if views and last_row_reads(fgraph, history, state.depth, besides)[1]:
             yield list(views.values())
 
@@ -277,9 +277,8 @@ def _parts_of_rows(
         if len(parts) == len(reads) and _are_smaller(parts, group[0]):
             twins = _twins(source, toposort(parts), places)
             mine = [twins[part] for part in parts if part in twins]
-            if len(mine) == len(parts) and not of_differing_shapes(mine, varying).intersection(
-                mine
-            ):
+            differing = of_differing_shapes(mine, varying)
+            if len(mine) == len(parts) and differing.isdisjoint(mine):
                 found |= zip(parts, mine, strict=True)
     return found
 
@@ -343,7 +342,7 @@ class StoreChoices(LoopRewrite):
         if not (config.scanlib__lower and config.scanlib__simplify):
             return
         loops = [node for node in fgraph.toposort() if isinstance(node.op, ElemwiseScan)]
-        serve_readers(fgraph, loops, _keeps_extremes, _store)
+        serve_readers(fgraph, loops, _store)
 
 
 def _keeps_extremes(node: Apply) -> bool:
@@ -359,6 +358,8 @@ def _extremes(op: ElemwiseScan) -> list[int]:
 
 def _store(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
     """Store truth values in one loop that another one needs; return the first one's new node."""
+    if not _keeps_extremes(maker):
+        return None
     source, target = Loop.from_node(maker), Loop.from_node(reader)
     places = same_rows(maker, source, target)
     chosen = _choices(maker.op, source, target, places) if places else {}
