@@ -9,7 +9,7 @@ from scanlib.ops.loop_rewrite import WhereLoopsAre
 from scanlib.ops.lowered.found_results import take_found
 from scanlib.rewrites.adopt.adopt import AdoptLoops
 from scanlib.rewrites.inline import slice_whole_batch, write_out
-from scanlib.rewrites.lower.lower_bodies import POSITION, LowerBodies
+from scanlib.rewrites.lower.lower_bodies import INNER_POSITION, POSITION, LowerBodies
 from scanlib.rewrites.lower.lower_elementwise import (
     LowerElementwiseLoops,
     StackTraces,
@@ -24,7 +24,7 @@ from scanlib.rewrites.pytensor_rewrites import FlattenLongSums
 from scanlib.rewrites.simplify.parameter_checks import NAMES, ChecksInSteps
 from scanlib.rewrites.simplify.redundant import fill_mask
 from scanlib.rewrites.simplify.simplify import CheckLastRows, SimplifyLoops
-from scanlib.rewrites.split.reuse import ReuseForwardValues, StoreChoices
+from scanlib.rewrites.split.reuse import ReuseForwardValues, ReuseInnerLoops, StoreChoices
 from scanlib.rewrites.split.split import SplitLoops
 
 # Which modes run a rewrite: those of PyTensor that have one of these tags, or its name.
@@ -85,6 +85,8 @@ ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
     (1.666, "stable_bodies", StabilizeBodies(), ALWAYS),
     # When bodies are what is compiled.
     (POSITION, "lower_bodies", LowerBodies(), FAST),
+    # When inner loops say what they read of the arrays that they write into.
+    (INNER_POSITION, "reuse_inner", ReuseInnerLoops(), FAST),
     # When no loop reads anything else of a history.
     (1.667, "stacked_traces", StackTraces(), ("jax",)),
     # After PyTensor's rewrites of indices, before in-place ones.

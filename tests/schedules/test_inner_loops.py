@@ -1,15 +1,19 @@
 """Loops inside steps, called by the kernel of the loop around, against the plain loop."""
 
+from itertools import product
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.tensor.basic import Alloc
 
 import scanlib
 from scanlib.backends.handler.programs import program_of
 from scanlib.ops.errors import SequenceLengthError, StepCountError
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
+from scanlib.ops.scan import Scan
 from scanlib.schedules.array_loops import ArrayLoop
 from tests.checks import assert_derivatives, assert_same
 from tests.exploration import explore, half
@@ -352,5 +356,77 @@ def test_tables_that_inner_loops_fill(table, mode):
     (node,) = outer_loops(function)
     if mode is MODES["numba"]:
         assert (not ArrayLoop(node.op, False).rings) == stays
+        gradient = pytensor.function([D], pytensor.grad((last**2).sum(), D), mode=mode)
+        forward, _ = outer_loops(gradient)
+        assert all(forward.op.signature.untraced)  # no table for each step
     values = {D: data}
     assert_derivatives((last**2).sum(), values, lambda D: (cost(D) ** 2).sum(), mode, order=1)
+
+
+def loops_in(graph):
+    """The loops of a graph, and those in their steps."""
+    for node in graph.apply_nodes:
+        if isinstance(node.op, Scan):
+            yield node
+            yield from loops_in(node.op.body)
+
+
+def relaxed(D, k, i, j):
+    return D[i, j] + 0.1 * D[i, k] * D[k, j]
+
+
+def test_tables_that_three_loops_fill(mode):
+    """No loop copies the table; the gradient reads what the innermost one has read of it."""
+    D = pt.dmatrix("D")
+    every = pt.arange(3)
+
+    def column(k, D):
+        return scan(row, every, D, [k])[-1]
+
+    def row(i, D, k):
+        return scan(lambda j, D, k, i: D[i, j].set(relaxed(D, k, i, j)), every, D, [k, i])[-1]
+
+    def plain(D):
+        D, every = D.copy(), range(3)
+        for k, i, j in product(every, every, every):
+            D[i, j] = relaxed(D, k, i, j)
+        return D
+
+    last, data = scan(column, every, D)[-1], rng.normal(size=(4, 3))
+    function = pytensor.function([D], last, mode=mode)
+    np.testing.assert_allclose(function(data), plain(data))
+    cost = (last**2).sum()
+    assert_derivatives(cost, {D: data}, lambda D: (plain(D) ** 2).sum(), mode, order=1)
+    if mode is MODES["numba"]:
+        gradient = pytensor.function([D], pytensor.grad(cost, D), mode=mode)
+        for graph in (function.maker.fgraph, gradient.maker.fgraph):
+            assert {node.op.signature.n_states for node in loops_in(graph)} == {0}
+
+
+def both(W, i, j, h, g):
+    return h[j].set(W[i, j] * g[j] + 1.0), g[j].set(h[j] * 0.5 + h[i])
+
+
+def test_gradients_by_what_inner_loops_read(mode):
+    """Arrays that steps write go unstored where all is linear in them, though their history alone
+    says how many steps there are; what inner loops add to goes from one to the next."""
+    h, W = pt.dvector("h"), pt.dmatrix("W")
+
+    def step(i, h, g):
+        return [x[-1] for x in scan(lambda j, *x: both(W, i, j, *x), pt.arange(3), [h, g])]
+
+    def plain(h, W):
+        h, g = h.copy(), np.sin(h)
+        for i, j in product(range(len(W)), range(3)):
+            h[j], g[j] = W[i, j] * g[j] + 1.0, h[j] * 0.5 + h[i]
+        return h * g
+
+    ends = [x[-1] for x in scan(step, pt.arange(W.shape[0]), [h, pt.sin(h)])]
+    values = {h: rng.normal(size=5), W: rng.normal(size=(4, 3))}
+    cost = (ends[0] * ends[1]).sum()
+    assert_derivatives(cost, values, lambda h, W: plain(h, W).sum(), mode, order=1)
+    if mode is MODES["numba"]:
+        gradient = pytensor.function([h, W], pytensor.grad(cost, [h, W]), mode=mode)
+        forward, backward = outer_loops(gradient)
+        assert forward.op.signature.n_states == 0
+        assert not any(isinstance(node.op, Alloc) for node in backward.op.body.apply_nodes)

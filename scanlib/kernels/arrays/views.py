@@ -31,7 +31,7 @@ from pytensor.tensor.basic import (
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
-from pytensor.tensor.type import TensorType
+from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib._compat import INDEX_READS, INDEX_WRITES, join_of, split_of
 from scanlib.kernels.arrays.array_step import Step, rule
@@ -647,6 +647,8 @@ def write_alloc(step: Step, node: Apply) -> None:
 def write_arange(step: Step, node: Apply) -> None:
     start, stop, by = node.inputs
     out, w = node.outputs[0], step.writer
+    if any(number.type.dtype not in integer_dtypes for number in node.inputs):
+        raise NoKernelError("a range between numbers that are no integers has no kernel")
     first, stride = step.size_of(start), step.size_of(by)
     if not isinstance(stride, int) or stride <= 0 or parts_of(out.type.dtype) is not None:
         raise NoKernelError("a range with a step that is computed or negative has no kernel")

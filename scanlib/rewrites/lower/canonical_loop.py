@@ -15,18 +15,20 @@ from typing import TypeVar
 import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import toposort
 from pytensor.scalar import basic as ps
 from pytensor.tensor.shape import Shape, Shape_i
-from pytensor.tensor.subtensor import IncSubtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.variable import TensorConstant
 
 from scanlib.analysis.linear_forms import NotAffineError
 from scanlib.analysis.scalar_body import summands
 from scanlib.analysis.scalar_values import describe
+from scanlib.lengths.arrays import slice_of
 from scanlib.ops.graph import applies, is_tensor, readers_of, substitute
 from scanlib.ops.logaddexp import stable_logs
 from scanlib.ops.loop import Carry, Loop, NonSequence, State
+from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import output_row_shapes
 from scanlib.rewrites.edit import rewrite_body
 from scanlib.rewrites.pytensor_rewrites import CANONICAL, run_query
@@ -88,6 +90,20 @@ def reads_shape(node: Apply) -> bool:
     return applies(node, ps.Second) or isinstance(node.op, Shape | Shape_i)
 
 
+def rows_like(rows: Variable) -> Variable:
+    """Return an array with rows of the same shape, for those of a history what it starts from."""
+    node = rows.owner
+    while node is not None and isinstance(node.op, Subtensor) and slice_of(node) is not None:
+        rows = node.inputs[0]
+        node = rows.owner
+    if node is not None and isinstance(node.op, Scan):
+        signature = node.op.signature
+        histories = signature.split_outputs(node.outputs).histories
+        initials = signature.split_inputs(node.inputs).initials
+        return dict(zip(histories, initials, strict=True)).get(rows, rows)
+    return rows
+
+
 class BodySizes:
     """The shapes of body variables.
 
@@ -109,6 +125,7 @@ class BodySizes:
 
     def of_input(self, inner: Variable, outer: Variable, lead: int) -> Sequence[Variable]:
         """Return the shape of an input: that of another variable, but for its first axes."""
+        outer = rows_like(outer) if lead else outer
         shape = []
         for axis, size in enumerate(inner.type.shape):
             if size is not None:
@@ -187,6 +204,5 @@ def sizes_from_outside(loop: Loop) -> None:
     sizes.cut(loop, [])
     if loop.body_outputs() != before:
         sizes.add_to(loop)
-        read = set(ancestors(loop.body_outputs()))
-        loop.non_sequences = [part for part in loop.non_sequences if part.inner in read]
+        loop.drop_unread_inputs()
         canonicalize(loop)  # what is left of shapes, such as their lengths

@@ -7,29 +7,69 @@ is computed by the step, and an inner loop and its gradient share what both comp
 
 from __future__ import annotations
 
-from pytensor.graph.basic import Apply
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import dfs_rewriter
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import ancestors
+from pytensor.scalar import Add
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import IncSubtensor
 
-from scanlib.ops.loop import Loop
+from scanlib.ops.gradient.cotangents import is_zeros
+from scanlib.ops.graph import applies
+from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import replace
+from scanlib.rewrites.lower.canonical_loop import additions_as_sums, split_sums
 from scanlib.rewrites.over_time.written_rows import join_slices
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
+from scanlib.rewrites.simplify.last_rows import forget_rows
 
 POSITION = 1.6665  # of this rewrite among PyTensor's
+INNER_POSITION = 1.6667  # of the last one that the steps get
 _LOWERING = RewriteDatabaseQuery(
-    include=["fast_run"], exclude=["inplace"], position_cutoff=POSITION + 1e-6
+    include=["fast_run"], exclude=["inplace"], position_cutoff=INNER_POSITION + 1e-6
 )
+
+
+@node_rewriter([Elemwise])
+def start_sums(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable] | None:
+    """Let an inner loop add to what its sum is added to."""
+    for total in node.inputs if applies(node, Add) else ():
+        inner = total.owner
+        if inner is None or not isinstance(inner.op, Scan) or len(fgraph.clients[total]) > 1:
+            continue
+        others = [inp for inp in node.inputs if inp is not total]
+        start = pt.add(*others) if len(others) > 1 else others[0]
+        if start.type.broadcastable != total.type.broadcastable:
+            continue
+        above = (variable.owner for variable in ancestors([start]))
+        if start.type.dtype != total.type.dtype or inner in above:
+            continue
+        loop, place = Loop.from_node(inner), inner.outputs.index(total)
+        part = loop.parts[place]
+        if not isinstance(part, Carry) or not is_zeros(part.initial):
+            continue
+        additions_as_sums(loop)
+        if split_sums(loop, [part])[0]:
+            loop = Loop.from_node(inner)
+            loop.recurrent[place].initial = start
+            new = loop.apply().node.outputs
+            return {**dict(zip(inner.outputs, new, strict=True)), node.outputs[0]: new[place]}
+    return None
+
+
 _join_slices = dfs_rewriter(join_slices)
+_start_sums = dfs_rewriter(start_sums)
 
 
 def _lower_body(body: FunctionGraph) -> None:
     if any(isinstance(inner.op, Scan) for inner in body.apply_nodes):
         run_query(_LOWERING, body)
+        _start_sums.rewrite(body)
 
 
 def _lower_derivative(body: FunctionGraph) -> None:
@@ -56,6 +96,8 @@ class LowerBodies(LowersLoops):
         loop = Loop.from_node(node)
         if not _LOWER[is_derivative](loop):
             return False
+        loop.drop_unread_inputs()
+        forget_rows(loop)
         new = dict(zip(node.outputs, loop.apply().node.outputs, strict=True))
         replace(fgraph, new, "scanlib_lower_bodies")
         return True

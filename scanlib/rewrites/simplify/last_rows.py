@@ -15,14 +15,15 @@ from functools import partial
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import IfElse
 from scanlib.lengths.arrays import slice_of
 from scanlib.lengths.numbers import constant_index, indices_of
-from scanlib.ops.graph import before_writes
-from scanlib.ops.loop import Carry, Loop, Output, Part, State
+from scanlib.ops.graph import before_writes, lifted_row, row_type
+from scanlib.ops.loop import Carry, Loop, Output, Part, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.row_ops.checked_rows import CheckedValue
 from scanlib.ops.scan import Scan
@@ -53,6 +54,9 @@ class LastRow:
 
     def of(self, history: Variable) -> Variable:
         """Return the same read of another history."""
+        row = lifted_row(history)
+        if row is not None and self.back == 1 and not self.several:
+            return row[self.rest] if self.rest else row
         first = slice(-self.back, None) if self.several else -self.back
         return history[(first, *self.rest)]
 
@@ -95,6 +99,26 @@ def value_of_rows(
     if offset is None:
         return None
     return state.next if offset == 0 else state.taps.get(offset)
+
+
+def forget_rows(loop: Loop) -> None:
+    """Let a loop whose only sequence is a history, of which it reads no row, take as many steps as
+    the loop that makes that; it is edited."""
+    if loop.n_steps is not None or len(loop.sequences) != 1:
+        return
+    (part,) = loop.sequences
+    view = part.outer.owner
+    maker = view.inputs[0].owner if view is not None and view.inputs else None
+    if maker is None or not is_loop(maker) or part.row in ancestors(loop.body_outputs()):
+        return
+    results = dict(zip(maker.outputs, Loop.from_node(maker).parts, strict=True))
+    steps = maker.op.steps_of(maker)
+    if steps.may_stop or value_of_rows(part.outer, results, maker.op.signature.reverse) is None:
+        return
+    if steps.n_steps is None:
+        loop.sequences = [Sequence(steps.sequences[0], row_type(steps.sequences[0])())]
+    else:
+        loop.n_steps, loop.sequences = steps.n_steps, []
 
 
 def last_row_reads(
@@ -164,13 +188,39 @@ def _carry_what_is_written(edit: LoopEdit) -> dict[Variable, Variable]:
     """
     loop, written = edit.loop, []
     for state in loop.states:
-        base = before_writes(state.next)
+        base = _before_steps(state.next)
         if state.untraced and base is not state.next and [base] == list(state.taps.values()):
-            written.append((state, Carry(state.initial[0], base, state.next, state.name)))
+            row = lifted_row(state.initial)
+            initial = state.initial[0] if row is None else row
+            written.append((state, Carry(initial, base, state.next, state.name)))
     for state, carry in written:
         loop.carries.append(carry)
         edit.redirect(state, partial(_as_history, carry))
-    return edit.replacements() if written else {}
+    replacements = edit.replacements() if written else {}
+    for state, _ in written:
+        history = edit.old[state]
+        for read in last_row_reads(edit.fgraph, history, state.depth)[0]:
+            if not read.needs_step:
+                replacements[read.old] = read.of(replacements[history])
+    return replacements
+
+
+def _before_steps(array: Variable) -> Variable:
+    """Return what an array was before items were written into it, also by the steps of a loop."""
+    base = before_writes(array)
+    node = base.owner
+    while node is not None and isinstance(node.op, CheckedValue | Scan):
+        if isinstance(node.op, CheckedValue):
+            base = before_writes(node.inputs[0])
+        else:
+            signature = node.op.signature
+            first, last = signature.split_inputs(node.inputs), signature.split_outputs(node.outputs)
+            carried = dict(zip(last.carries, first.carries, strict=True))
+            if base not in carried:
+                break
+            base = before_writes(carried[base])
+        node = base.owner
+    return base
 
 
 def _as_history(carry: Carry, result_of: Lookup) -> Variable:

@@ -21,7 +21,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import node_rewriter
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import ancestors, graph_inputs, toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import Alloc, MakeVector, Split
@@ -30,7 +30,7 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import integer_dtypes
 
-from scanlib._compat import freeze_graph
+from scanlib._compat import copy_graph, freeze_graph
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.graph import (
     CHEAP,
@@ -303,7 +303,7 @@ def _assumed(groups: list[list[State | Carry]]) -> dict[Variable, Variable]:
 def _refine(loop: Loop, groups: list[list[State | Carry]]) -> list[list[State | Carry]]:
     """Split groups whose members a step makes different, assuming they were equal before."""
     members = [part for group in groups for part in group]
-    nexts = substitute([part.next for part in members], _assumed(groups))
+    nexts = _alone(substitute([part.next for part in members], _assumed(groups)))
     frozen = freeze_graph(loop.body_inputs(), nexts)
     after = dict(zip(members, frozen.outputs, strict=True))
     result = []
@@ -313,6 +313,22 @@ def _refine(loop: Loop, groups: list[list[State | Carry]]) -> list[list[State | 
             split.setdefault(after[part], []).append(part)
         result += [part for part in split.values() if len(part) > 1]
     return result
+
+
+def _alone(values: list[Variable]) -> list[Variable]:
+    """Return values of which the loops above compute nothing else."""
+    if not any(is_loop(node) for node in toposort(values)):
+        return values
+    inputs = [v for v in graph_inputs(values) if not isinstance(v, Constant)]
+    graph = FunctionGraph(inputs, copy_graph(inputs, values, onto=inputs)[1], clone=False)
+    for node in graph.toposort()[::-1]:
+        if is_loop(node) and node in graph.apply_nodes:
+            edit = LoopEdit(graph, node)
+            drop_unread_results(edit)
+            if edit.changed:
+                drop_unread_inputs(edit)
+                replace(graph, edit.replacements(), "scanlib_alone")
+    return list(graph.outputs)
 
 
 def _same_state(

@@ -14,7 +14,7 @@ from pytensor.graph.traversal import ancestors
 
 from scanlib.ops.loop import Loop
 from scanlib.ops.loop_rewrite import LoopRewrite
-from scanlib.rewrites.edit import LoopEdit, replace
+from scanlib.rewrites.edit import LoopEdit, replace, rewrite_body
 from scanlib.rewrites.simplify.checkpointed_loops import settle_checkpoints
 from scanlib.rewrites.simplify.last_rows import check_last_rows, is_loop, untrace_loops
 from scanlib.rewrites.simplify.redundant import (
@@ -82,6 +82,22 @@ def merge(first: Apply, second: Apply) -> dict[Variable, Variable]:
     new = merged.results()
     old = zip([*a.parts, *b.parts], [*first.outputs, *second.outputs], strict=True)
     return {out: new[part] for part, out in old}
+
+
+def merge_loops(fgraph: FunctionGraph) -> None:
+    """Merge loops that can be merged, and states and carries of these that are equal; in their
+    steps as well."""
+    MergeOptimizer().rewrite(fgraph)
+    while SimplifyLoops().merge_one(fgraph):
+        pass
+    for node in SimplifyLoops.loops(fgraph):
+        edit = LoopEdit(fgraph, node)
+        forward_inputs(edit)
+        merge_equal_states(edit)
+        drop_unread_inputs(edit)
+        if edit.changed:
+            rewrite_body(edit.loop, merge_loops)
+            replace(fgraph, edit.replacements(), "scanlib_merge")
 
 
 MAX_ROUNDS = 20

@@ -13,7 +13,8 @@ function of stored rows alone, is computed again.
 
 Of an array into which steps write items, such as a table that a loop fills, the gradient reads the
 items that a step has read. Where that is all it reads, the first loop stores these, and no array
-for each step.
+for each step. So it is with an inner loop that the gradient runs again from an array, as of a table
+that two loops fill: the first loop, which runs it anyway, stores what the gradient reads of it.
 
 A choice is stored as truth values. The derivative of ``h_t = max(h_{t-1}, x_t)`` asks at every step
 which of the two it was: it reads both, sixteen bytes, to find out one bit. Long loops of this kind
@@ -41,10 +42,11 @@ from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 
-from scanlib._compat import INDEX_READS, freeze_graph
+from scanlib._compat import INDEX_READS, INDEX_WRITES, freeze_graph
 from scanlib.analysis.scalar_body import NotElementwiseError
 from scanlib.lengths.arrays import slice_of
 from scanlib.ops.graph import (
+    Readers,
     applies,
     depends_on,
     is_tensor,
@@ -55,8 +57,9 @@ from scanlib.ops.graph import (
 from scanlib.ops.loop import Loop, Output, Sequence
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.rewrites.edit import replace
-from scanlib.rewrites.lower.canonical_loop import sizes_from_outside
+from scanlib.ops.scan import Scan
+from scanlib.rewrites.edit import replace, rewrite_body
+from scanlib.rewrites.lower.canonical_loop import reads_shape, sizes_from_outside
 from scanlib.rewrites.lower.lower_elementwise import lower_elementwise
 from scanlib.rewrites.over_time.split_cost import (
     HEAVY,
@@ -74,6 +77,7 @@ from scanlib.rewrites.simplify.last_rows import (
     untrace_loops,
     value_of_rows,
 )
+from scanlib.rewrites.simplify.simplify import merge_loops
 from scanlib.rewrites.split.split import keeps_loops_whole
 
 
@@ -86,8 +90,74 @@ class ReuseForwardValues(LoopRewrite):
         if keeps_loops_whole(fgraph):
             return
         loops = [n for n in fgraph.toposort() if is_loop(n) and not n.op.recompute]
-        if serve_readers(fgraph, loops, _reuse):
+        if serve_readers(fgraph, loops, self.serve):
             untrace_loops(self, fgraph)
+
+    @staticmethod
+    def serve(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
+        """Store in one loop what another one computes again; return the first one's new node."""
+        source, target = Loop.from_node(maker), Loop.from_node(reader)
+        places = same_rows(maker, source, target)
+        if not places:
+            return None
+        chosen = _chosen(source, target, places)
+        for parts in _parts_of_rows(fgraph, (maker, reader), (source, target), chosen):
+            twins = _twins(source, toposort(parts), places)
+            mine = [twins[part] for part in parts if part in twins]
+            differing = of_differing_shapes(mine, source.varying_inputs())
+            if len(mine) == len(parts) and differing.isdisjoint(mine):
+                chosen |= zip(parts, mine, strict=True)
+        if not chosen:
+            return None
+
+        def applied(loop: Loop) -> Apply:
+            sizes_from_outside(loop)  # shapes of what is stored can be told without a step
+            return loop.apply().node
+
+        return store(fgraph, (maker, reader), (source, target), chosen, applied, "reuse")
+
+
+class ReuseInnerLoops(ReuseForwardValues):
+    """Let loops, once their bodies are lowered, read what the inner loops of others computed."""
+
+    def rewrite_loops(self, fgraph: FunctionGraph) -> None:
+        if any(is_loop(node) and _has_loops(node.op) for node in fgraph.apply_nodes):
+            super().rewrite_loops(fgraph)
+            untrace_loops(self, fgraph)
+
+    @staticmethod
+    def serve(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
+        """Store in one loop results of an inner loop that another one runs again from its rows;
+        return the first one's new node."""
+        if not (_has_loops(maker.op) and _has_loops(reader.op)):
+            return None
+        source, target = Loop.from_node(maker), Loop.from_node(reader)
+        places = same_rows(maker, source, target)
+        own = depends_on(
+            target.body_outputs(), [inp for inp in target.body_inputs() if inp not in places]
+        )
+        chosen: dict[Variable, Variable] = {}
+        is_spared = False
+        for parts in _parts_of_rows(fgraph, (maker, reader), (source, target)):
+            mine = substitute(parts, places)
+            differing = of_differing_shapes(mine, source.varying_inputs())
+            if own.isdisjoint(parts) and differing.isdisjoint(mine):
+                is_spared = True
+                chosen |= zip(parts, mine, strict=True)
+        if not is_spared:
+            return None
+
+        def applied(loop: Loop) -> Apply:
+            sizes_from_outside(loop)
+            if loop is source:
+                rewrite_body(loop, merge_loops)
+            return loop.apply().node
+
+        return store(fgraph, (maker, reader), (source, target), chosen, applied, "reuse_inner")
+
+
+def _has_loops(op: Scan) -> bool:
+    return any(map(is_loop, op.body.apply_nodes))
 
 
 def serve_readers(
@@ -111,25 +181,6 @@ def serve_readers(
                     loops[place], served = made, True
                     break
     return served
-
-
-def _reuse(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
-    """Store in one loop what another one computes again; return the first loop's new node."""
-    source, target = Loop.from_node(maker), Loop.from_node(reader)
-    places = same_rows(maker, source, target)
-    chosen = _chosen(source, target, places) if places else {}
-    if places:
-        rows = _rows_for_one(fgraph, (maker, reader), (source, target))
-        chosen |= _parts_of_rows(source, target, places, chosen, rows)
-    if not chosen:
-        return None
-
-    def applied(loop: Loop) -> Apply:
-        if loop is source:  # so that the shapes of what is stored can be told without a step
-            sizes_from_outside(loop)
-        return loop.apply().node
-
-    return store(fgraph, (maker, reader), (source, target), chosen, applied, "reuse")
 
 
 def store(
@@ -259,43 +310,47 @@ def _rows_for_one(
 
 
 def _parts_of_rows(
-    source: Loop,
-    target: Loop,
-    places: dict[Variable, Variable],
-    chosen: dict[Variable, Variable],
-    rows: Iterable[list[Variable]],
-) -> dict[Variable, Variable]:
-    """Return parts of rows that are all that the reader's body reads of them, with their twins."""
-    readers = readers_of(target.body_outputs(), blockers=chosen)
-    varying = source.varying_inputs()
-    found: dict[Variable, Variable] = {}
-    for group in rows:
-        reads = [node for row in group for node in readers[row]]
-        parts = [
-            _part(node, readers) for node in reads if node and isinstance(node.op, INDEX_READS)
-        ]
-        if len(parts) == len(reads) and _are_smaller(parts, group[0]):
-            twins = _twins(source, toposort(parts), places)
-            mine = [twins[part] for part in parts if part in twins]
-            differing = of_differing_shapes(mine, varying)
-            if len(mine) == len(parts) and differing.isdisjoint(mine):
-                found |= zip(parts, mine, strict=True)
-    return found
+    fgraph: FunctionGraph,
+    nodes: tuple[Apply, Apply],
+    loops: tuple[Loop, Loop],
+    blockers: Iterable[Variable] = (),
+) -> Iterator[list[Variable]]:
+    """Yield, for rows that the maker stores for the reader alone, the parts of them, or results of
+    inner loops, that are all that the reader's body reads of them, if these are smaller."""
+    readers = readers_of(loops[1].body_outputs(), blockers=blockers)
+    for group in _rows_for_one(fgraph, nodes, loops):
+        reads = [node for row in group for node in _reads(row, readers)]
+        if all(node and (is_loop(node) or isinstance(node.op, INDEX_READS)) for node in reads):
+            parts = [part for node in reads for part in _parts(node, readers)]
+            if _are_smaller(parts, group[0]):
+                yield parts
 
 
-def _part(node: Apply, readers: dict[Variable, list[Apply | None]]) -> Variable:
-    """Return what a node reads, with the shape that is specified of it."""
+def _reads(array: Variable, readers: Readers) -> Iterator[Apply | None]:
+    """Yield who reads items of an array, also after others were written."""
+    for node in readers[array]:
+        if node and isinstance(node.op, INDEX_WRITES) and node.inputs[0] is array:
+            yield from _reads(node.outputs[0], readers)
+        elif not node or not reads_shape(node):
+            yield node
+
+
+def _parts(node: Apply, readers: Readers) -> list[Variable]:
+    """Return the results of a node that are read; what is read of an array with the shape that is
+    specified of it."""
+    if is_loop(node):
+        return [out for out in node.outputs if any(True for _ in _reads(out, readers))]
     (out,) = node.outputs
     only = readers[out][0] if len(readers[out]) == 1 else None
-    return only.outputs[0] if only and isinstance(only.op, SpecifyShape) else out
+    return only.outputs if only and isinstance(only.op, SpecifyShape) else [out]
 
 
 def _are_smaller(parts: list[Variable], row: Variable) -> bool:
     """Whether parts of an array have fewer items than it; one of unknown size has more."""
     whole, shapes = row.type.shape, [part.type.shape for part in parts]
     if not any(None in shape for shape in (whole, *shapes)):
-        return bool(shapes) and sum(map(math.prod, shapes)) < math.prod(whole)
-    return bool(shapes) and all(len(own) < len(whole) or None not in own for own in shapes)
+        return sum(map(math.prod, shapes)) < math.prod(whole)
+    return all(len(own) < len(whole) or None not in own for own in shapes)
 
 
 def _is_product(node: Apply) -> bool:

@@ -24,6 +24,10 @@ CASES = {
         lambda x, y, z, k, f: pt.tanh(z + x[:, :, None]).sum(),
         lambda x, y, z, k, f: np.tanh(z + x[:, :, None]).sum(),
     ),
+    "range to a float": (
+        lambda x, y, z, k, f: pt.arange(x.shape[0] + 1.5) + y.sum(),
+        lambda x, y, z, k, f: np.arange(x.shape[0] + 1.5) + y.sum(),
+    ),
     "sum of rows": (lambda x, y, z, k, f: (x * y).sum(1), lambda x, y, z, k, f: (x * y).sum(1)),
     "sum of columns": (
         lambda x, y, z, k, f: (x - 1).sum(0),
