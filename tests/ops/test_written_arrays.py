@@ -89,3 +89,63 @@ def test_generated_reads_and_writes(shard, fast_mode):
         expected = in_python([x, parameter], outputs)(*values)
         found = pytensor.function([x, parameter], outputs, mode=fast_mode)(*values)
         assert_same(found, expected, rtol=1e-8, atol=1e-10)
+
+
+D, W = pt.dmatrix("D"), pt.dmatrix("W")
+
+CELLS = (
+    lambda D, h, i, j: D[i - 1, j],
+    lambda D, h, i, j: D[i, j - 1] * W[i, j],
+    lambda D, h, i, j: D[j % 3, i],
+    lambda D, h, i, j: h[j] + h[i],
+    lambda D, h, i, j: D[i, :2].sum(),
+    lambda D, h, i, j: pt.tanh(D[i, j]) * D[i - 1, j - 1],
+    lambda D, h, i, j: h[:3].mean() * D[i, j],
+)
+TABLE_WRITES = (
+    lambda D, i, j, v: D[i, j].set(v),
+    lambda D, i, j, v: D[i, j].inc(v),
+    lambda D, i, j, v: D[i].set(D[i - 1] * v),
+    lambda D, i, j, v: D[i, j].set(v)[i - 1, j].inc(0.3 * v),
+)
+
+
+def generated_table(seed):
+    """Return a table and a row that two or three loops have written, and what they added up."""
+    choose = random.Random(seed)
+    cells, write = [choose.choice(CELLS) for _ in range(3)], choose.choice(TABLE_WRITES)
+    writes_row, before, after, three, to_the_end = (choose.random() < 0.4 for _ in range(5))
+    columns = choose.choice([pt.arange(1, D.shape[1]), pt.arange(3), pt.arange(2, 0, -1)])
+
+    def cell(j, D, h, total, i):
+        found = [own(D, h, i, j) for own in cells]
+        value = 0.5 * pt.sin(found[0] + 0.1 * total) * found[1] + 0.3 * found[2]
+        h = h[j].set(0.5 * value + h[i]) if writes_row else h
+        return write(D, i, j, value), h, 0.7 * total + D[i, j]
+
+    def row(i, D, h, total):
+        D = D[i, 0].set(0.5 * h[0]) if before else D
+        own = pt.arange(i, D.shape[1]) if to_the_end else columns
+        D, h, total = lasts(cell, own, [D, h, total], [i])
+        return D[i].inc(total) if after else D, h, total
+
+    def lasts(step, over, firsts, more=()):
+        return [last[-1] for last in scanlib.scan(step, over, firsts, more, return_updates=False)]
+
+    def rows(_, D, h, total):
+        return lasts(row, pt.arange(1, 3), [D, h, total])
+
+    step, count = (rows, 2) if three else (row, 3)
+    return lasts(step, pt.arange(count), [D, 0.5 * x, pt.as_tensor(0.0)])
+
+
+@pytest.mark.parametrize("shard", half(0, 8))
+def test_generated_tables(shard, fast_mode):
+    for seed in range(4 * shard, 4 * shard + 4):
+        ends, rng = generated_table(seed), np.random.default_rng(seed)
+        cost = sum(pt.tanh(end).sum() for end in ends)
+        outputs = [*ends, *pytensor.grad(cost, [D, W, x], disconnected_inputs="ignore")]
+        values = [0.5 * rng.normal(size=shape) for shape in ((4, 5), (4, 5), 6)]
+        expected = in_python([D, W, x], outputs)(*values)
+        found = pytensor.function([D, W, x], outputs, mode=fast_mode)(*values)
+        assert_same(found, expected, rtol=1e-8, atol=1e-10)

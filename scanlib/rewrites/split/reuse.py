@@ -101,7 +101,7 @@ class ReuseForwardValues(LoopRewrite):
         if not places:
             return None
         chosen = _chosen(source, target, places)
-        for parts in _parts_of_rows(fgraph, (maker, reader), (source, target), chosen):
+        for parts in _parts_of_rows(fgraph, (maker, reader), (source, target), places, chosen):
             twins = _twins(source, toposort(parts), places)
             mine = [twins[part] for part in parts if part in twins]
             differing = of_differing_shapes(mine, source.varying_inputs())
@@ -133,15 +133,12 @@ class ReuseInnerLoops(ReuseForwardValues):
             return None
         source, target = Loop.from_node(maker), Loop.from_node(reader)
         places = same_rows(maker, source, target)
-        own = depends_on(
-            target.body_outputs(), [inp for inp in target.body_inputs() if inp not in places]
-        )
         chosen: dict[Variable, Variable] = {}
         is_spared = False
-        for parts in _parts_of_rows(fgraph, (maker, reader), (source, target)):
+        for parts in _parts_of_rows(fgraph, (maker, reader), (source, target), places):
             mine = substitute(parts, places)
             differing = of_differing_shapes(mine, source.varying_inputs())
-            if own.isdisjoint(parts) and differing.isdisjoint(mine):
+            if differing.isdisjoint(mine):
                 is_spared = True
                 chosen |= zip(parts, mine, strict=True)
         if not is_spared:
@@ -313,16 +310,20 @@ def _parts_of_rows(
     fgraph: FunctionGraph,
     nodes: tuple[Apply, Apply],
     loops: tuple[Loop, Loop],
+    places: dict[Variable, Variable],
     blockers: Iterable[Variable] = (),
 ) -> Iterator[list[Variable]]:
     """Yield, for rows that the maker stores for the reader alone, the parts of them, or results of
-    inner loops, that are all that the reader's body reads of them, if these are smaller."""
-    readers = readers_of(loops[1].body_outputs(), blockers=blockers)
+    inner loops, that are all that the reader's body reads of them, if these are smaller, and come
+    from what the maker knows."""
+    roots = loops[1].body_outputs()
+    own = depends_on(roots, [inp for inp in loops[1].body_inputs() if inp not in places])
+    readers = readers_of(roots, blockers=blockers)
     for group in _rows_for_one(fgraph, nodes, loops):
         reads = [node for row in group for node in _reads(row, readers)]
         if all(node and (is_loop(node) or isinstance(node.op, INDEX_READS)) for node in reads):
             parts = [part for node in reads for part in _parts(node, readers)]
-            if _are_smaller(parts, group[0]):
+            if _are_smaller(parts, group[0]) and own.isdisjoint(parts):
                 yield parts
 
 
