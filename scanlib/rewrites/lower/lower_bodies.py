@@ -2,7 +2,8 @@
 
 A kernel of a loop calls the kernels of the loops in its step (`scanlib.schedules.inner_loops`), so
 the step gets all rewrites up to here, as what stands around loops does: what leaves an inner loop
-is computed by the step, and an inner loop and its gradient share what both compute.
+is computed by the step, and an inner loop and its gradient share what both compute. What an inner
+loop adds up starts from what the loop around has, so that no step makes zeros and adds those.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar import Add
+from pytensor.tensor.basic import ARange
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import IncSubtensor
+from pytensor.tensor.type import integer_dtypes
 
+from scanlib.lengths.arrays import Lengths
+from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.graph import applies
 from scanlib.ops.loop import Carry, Loop
@@ -62,14 +67,39 @@ def start_sums(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable] |
     return None
 
 
+@node_rewriter([Scan])
+def count_steps(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable] | None:
+    """Let an inner loop over a range count, where none of its results has a row for each step: what
+    is left in a step are ranges of another length each time, and these have no kernel."""
+    loop = Loop.from_node(node)
+    is_kept = loop.n_steps is None and not loop.outputs and loop.stop is None
+    if not is_kept or len(loop.sequences) > 1 or not all(state.untraced for state in loop.states):
+        return None
+    (part,) = loop.sequences
+    view, dtype = Lengths(sure=True).view(part.outer), part.row.type.dtype
+    made = view.base.owner
+    if made is None or not isinstance(made.op, ARange) or not view.is_whole:
+        return None
+    start, stop, by = (pt.cast(number, "int64") for number in made.inputs)
+    if constant_integer(by) is None or dtype not in integer_dtypes:
+        return None
+    steps = pt.maximum(-((start - stop) // by), 0)
+    first, by = (start + (steps - 1) * by, -by) if loop.reverse != view.flipped else (start, by)
+    loop.carries.append(Carry(pt.cast(first, dtype), part.row, part.row + pt.cast(by, dtype)))
+    loop.n_steps, loop.sequences = steps, []
+    return dict(zip(node.outputs, loop.apply().node.outputs, strict=False))
+
+
 _join_slices = dfs_rewriter(join_slices)
 _start_sums = dfs_rewriter(start_sums)
+_count_steps = dfs_rewriter(count_steps)
 
 
 def _lower_body(body: FunctionGraph) -> None:
     if any(isinstance(inner.op, Scan) for inner in body.apply_nodes):
         run_query(_LOWERING, body)
         _start_sums.rewrite(body)
+        _count_steps.rewrite(body)
 
 
 def _lower_derivative(body: FunctionGraph) -> None:

@@ -166,6 +166,21 @@ class TestLengthsFromData:
         with pytest.raises(UnknownLengthError, match="NUMBA"):
             compiled([x, k], pytensor.grad(counted.sum(), x))(np.arange(8.0), np.array(K))
 
+    def test_ranges_that_get_shorter(self):
+        """The inner loop counts; its last values are what they are elsewhere."""
+        table = pt.dmatrix("table")
+
+        def row(i, table):
+            later = pt.arange(i, table.shape[1])
+            return scan(lambda j, t: t[i, j].set(pt.tanh(t[i - 1, j] + t[i, j - 1])), later, table)[
+                -1
+            ]
+
+        last = scan(row, pt.arange(1, table.shape[0]), table)[-1]
+        value = np.random.default_rng(3).normal(size=(4, 4))
+        expected = in_python([table], [last])(value)
+        assert_same([compiled([table], last)(value)], expected)
+
     def test_size_of_an_array(self):
         k = pt.lvector("k")
         y = scan(lambda h: h + 1, outputs_info=pt.constant(0.0), n_steps=3)[-1]
