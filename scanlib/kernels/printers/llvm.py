@@ -4,10 +4,10 @@ Each function of a kernel is a function of its module, which is inlined where th
 locals are stack slots, which LLVM turns into registers. Truth values are ``i1``, and bytes in
 memory.
 
-A kernel becomes two functions. ``NAME`` has the kernel's parameters, its pointers marked as leading
-to memory of their own. ``NAME_entry`` is how others call it: it takes the address of a table, from
-whose words of eight bytes it reads the parameters (`Kernel.slots`), the address of a frame, and
-returns how the kernel ended. The frame has a word for the address of a function that `poll` calls,
+A kernel becomes two functions. ``NAME`` has the pointers among the kernel's parameters, marked as
+leading to memory of their own, the address of a table, from whose words of eight bytes it reads the
+others (`Kernel.slots`), and that of a frame. ``NAME_entry`` is how others call it: with the table,
+which has the pointers as well, and the frame. It returns how the kernel ended. The frame has a word for the address of a function that `poll` calls,
 which returns an int, not zero to stop, and one for every value of a `fail`.
 """
 
