@@ -7,8 +7,9 @@ memory.
 A kernel becomes two functions. ``NAME`` has the pointers among the kernel's parameters, marked as
 leading to memory of their own, the address of a table, from whose words of eight bytes it reads the
 others (`Kernel.slots`), and that of a frame. ``NAME_entry`` is how others call it: with the table,
-which has the pointers as well, and the frame. It returns how the kernel ended. The frame has a word for the address of a function that `poll` calls,
-which returns an int, not zero to stop, and one for every value of a `fail`.
+which has the pointers as well, and the frame. It returns how the kernel ended. The frame has a word
+for the address of a function that `poll` calls, which returns an int, not zero to stop, and one for
+every value of a `fail`.
 """
 
 from __future__ import annotations
