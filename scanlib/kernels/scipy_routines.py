@@ -1,4 +1,4 @@
-"""Compiled functions of SciPy that kernels call: routines of BLAS, and special functions.
+"""Compiled functions of SciPy that kernels call: of BLAS, of LAPACK, and special functions.
 
 SciPy offers their addresses to Cython, each with its signature in C.
 """
@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from pytensor.graph.op import Op
-from scipy.linalg import cython_blas
+from scipy.linalg import cython_blas, cython_lapack
 from scipy.special import cython_special
 
 _capsule_name = ctypes.pythonapi.PyCapsule_GetName
@@ -23,8 +23,8 @@ _capsule_pointer.restype = ctypes.c_void_p
 
 @dataclass(frozen=True)
 class Routine:
-    """A function of BLAS, all of whose arguments are pointers, or a special function, whose
-    arguments are numbers in double precision and an integer, one."""
+    """A function of BLAS or LAPACK, all of whose arguments are pointers, or a special function,
+    whose arguments are numbers in double precision and an integer, one."""
 
     name: str
     is_special: bool = False
@@ -35,7 +35,8 @@ class Routine:
 
 @cache
 def _address(routine: Routine) -> int:
-    capsule = (cython_special if routine.is_special else cython_blas).__pyx_capi__[routine.name]
+    modules = (cython_special,) if routine.is_special else (cython_blas, cython_lapack)
+    (capsule,) = (m.__pyx_capi__[routine.name] for m in modules if routine.name in m.__pyx_capi__)
     return int(_capsule_pointer(capsule, _capsule_name(capsule)))
 
 

@@ -8,6 +8,7 @@ stays. With PyTensor's flag ``on_opt_error=raise``, as in the tests, an error is
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -84,6 +85,23 @@ def holds(graph: AbstractFunctionGraph, is_wanted: Callable[[Apply], bool]) -> b
     )
 
 
+# Objects, and collections of each generation, after which Python looks for what nothing reaches.
+_RARE = (100_000, 20, 20)
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Let Python look less often for objects that nothing reaches: of graphs, which hold hundreds
+    of thousands that it goes through each time, this takes a quarter of the time of rewriting."""
+    before = gc.get_threshold()
+    if before[0]:  # else the user has it look for none
+        gc.set_threshold(*map(max, before, _RARE))
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 def note_failure(fgraph: FunctionGraph, failure: RewriteFailure) -> None:
     """Keep an error with the graph in whose rewrites it occurred."""
     failures = record_of(fgraph).failures
@@ -100,7 +118,7 @@ class LoopRewrite(GraphRewriter):
         fgraph.attach_feature(ReplaceValidate())
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        with self.attempt(fgraph):
+        with self.attempt(fgraph), rare_collections():
             self.rewrite_loops(fgraph)
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:

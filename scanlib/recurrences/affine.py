@@ -92,7 +92,7 @@ def recognize(component: Component) -> Recurrence:
         own_terms = []
         for part, tap in sorted(form.coefficients, key=lambda key: (key[0], -key[1])):
             known = form.coefficients[part, tap]
-            factor = None if known is None else elements.add(known.guarded())
+            factor = None if known is None else elements.add(known.guarded)
             own_terms.append(Term(part, tap, factor))
         terms.append(tuple(own_terms))
         constants.append(elements.add(form.constant))
@@ -176,7 +176,7 @@ def _choice(node: Apply, given: list[AffineForm | None]) -> AffineForm:
 
 
 def _guarded(coefficient: Coefficient | None, one: Variable) -> Variable:
-    return one if coefficient is None else coefficient.guarded()
+    return one if coefficient is None else coefficient.guarded
 
 
 def _plus(a: AffineForm, b: AffineForm) -> AffineForm:

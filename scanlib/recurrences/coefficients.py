@@ -13,7 +13,7 @@ smallest number, times the other factors.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 
 import numpy as np
 import pytensor.scalar as ps
@@ -58,8 +58,9 @@ class Coefficient:
             zeros = (*zeros, _is_zero(factor))
         return Coefficient(product, partial, zeros)
 
+    @cached_property
     def guarded(self) -> Variable:
-        """Return the product where it is what a step makes of its factors, else infinity."""
+        """The product where it is what a step makes of its factors, else infinity."""
         if not self.partial and not self.zeros:
             return self.value
         most = _most(self.value)

@@ -8,7 +8,7 @@ from scanlib.ops.linker_features import MarkSteps, RememberLoops
 from scanlib.ops.loop_rewrite import WhereLoopsAre
 from scanlib.ops.lowered.found_results import take_found
 from scanlib.rewrites.adopt.adopt import AdoptLoops
-from scanlib.rewrites.inline import slice_whole_batch, write_out
+from scanlib.rewrites.inline import slice_whole_batch, write_out, write_out_batch
 from scanlib.rewrites.lower.lower_bodies import INNER_POSITION, POSITION, LowerBodies
 from scanlib.rewrites.lower.lower_elementwise import (
     LowerElementwiseLoops,
@@ -41,7 +41,7 @@ ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
     # Before all that reads how loops' sequences are cut.
     (0.045, "batched_lengths", WhereLoopsAre(slice_whole_batch), ALWAYS),
     # Nodes that hold graphs hide them from all that follows.
-    (0.047, "inline", WhereLoopsAre(write_out), FAST),
+    (0.047, "inline", WhereLoopsAre(write_out, write_out_batch), FAST),
     # Before canonicalization, which does the same to the rest of the graph. The name of PyMC's
     # rewrite is the only tag: functions that ask for it get this one, too.
     *((0.05, name, ChecksInSteps(name), (name,)) for name in NAMES),

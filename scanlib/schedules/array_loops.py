@@ -28,7 +28,13 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import thaw_graph
-from scanlib.kernels.arrays import algebra, blockwise, orders, views  # noqa: F401  (their rules)
+from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
+    algebra,
+    blockwise,
+    orders,
+    spectra,
+    views,
+)
 from scanlib.kernels.arrays.array_step import RULES, Destination, Step, StepOrder, before_write
 from scanlib.kernels.arrays.decompositions import decompose, is_decomposed
 from scanlib.kernels.arrays.nests import deliver, require_shape, write_copy

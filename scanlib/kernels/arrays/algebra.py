@@ -168,7 +168,7 @@ def write_product_of_fixed(step: Step, a: Place, b: Place, c: Place) -> None:
 # Factorizations and solves
 
 
-def _square(step: Step, place: Place) -> Matrix:
+def square(step: Step, place: Place) -> Matrix:
     rows, columns = place.sizes
     step.require(rows, columns, "LinAlgError", SQUARE, [rows, columns])
     return matrix(step, place)
@@ -196,7 +196,7 @@ def _spare(step: Step, dtype: str, rows: Size, pinned: bool = False) -> Value:
     return take(dtype, [rows, total(rows, 1)]).pointer
 
 
-def _check_real(node: Apply) -> None:
+def check_real(node: Apply) -> None:
     dtypes = {variable.type.dtype for variable in (*node.inputs, *node.outputs)}
     if len(dtypes) > 1 or not dtypes <= set(FLOATS):
         raise NoKernelError(f"{node.op} of matrices of {', '.join(sorted(dtypes))} has no kernel")
@@ -204,11 +204,11 @@ def _check_real(node: Apply) -> None:
 
 @rule(Cholesky)
 def write_cholesky(step: Step, node: Apply) -> None:
-    _check_real(node)
+    check_real(node)
     (inp,), (out,) = node.inputs, node.outputs
     place = step.place(inp)
     target, result = _result(step, out, place.sizes)
-    a, lower = _square(step, place), bool(node.op.lower)
+    a, lower = square(step, place), bool(node.op.lower)
     factorizations.cholesky(step.writer, a.turned if lower else a, result, lower)
     step.bind_place(out, target)
 
@@ -220,7 +220,7 @@ def write_orthogonal_factors(step: Step, node: Apply) -> None:
 
     What takes the matrix to its triangular factor takes an identity beside it to the other one.
     """
-    _check_real(node)
+    check_real(node)
     (inp,), (out, *others), op, w = node.inputs, node.outputs, node.op, step.writer
     if op.pivoting or op.mode == "raw":
         raise NoKernelError(f"{op} has no kernel")
@@ -254,12 +254,12 @@ def write_orthogonal_factors(step: Step, node: Apply) -> None:
 
 @rule(MatrixInverse)
 def write_inverse(step: Step, node: Apply) -> None:
-    _check_real(node)
+    check_real(node)
     (inp,), (out,) = node.inputs, node.outputs
     place = step.place(inp)
     target, result = _result(step, out, place.sizes)
     spare = _spare(step, place.dtype, place.sizes[0])
-    (found,) = factorizations.inverse(step.writer, _square(step, place), result, spare)
+    (found,) = factorizations.inverse(step.writer, square(step, place), result, spare)
     texts = {
         factorizations.SINGULAR: "Matrix is singular to machine precision.",
         factorizations.NOT_FINITE: "Array must not contain infs or NaNs.",
@@ -271,10 +271,10 @@ def write_inverse(step: Step, node: Apply) -> None:
 
 @rule(Det, SLogDet)
 def write_determinant(step: Step, node: Apply) -> None:
-    _check_real(node)
+    check_real(node)
     place = step.place(node.inputs[0])
     spare = _spare(step, place.dtype, place.sizes[0])
-    whole, sign, size = factorizations.determinant(step.writer, _square(step, place), spare)
+    whole, sign, size = factorizations.determinant(step.writer, square(step, place), spare)
     results = [whole] if isinstance(node.op, Det) else [sign, size]
     for out, result in zip(node.outputs, results, strict=True):
         step.bind_number(out, result)
@@ -291,7 +291,7 @@ def _mirrored(step: Step, place: Place, upper: Matrix) -> Matrix:
 @rule(SolveTriangular, CholeskySolve, Solve)
 def write_solve(step: Step, node: Apply) -> None:
     """Write a solve; which one depends on what is known of the matrix."""
-    _check_real(node)
+    check_real(node)
     op, (left, right), (out,), w = node.op, node.inputs, node.outputs, step.writer
     kind = getattr(op, "assume_a", "gen")
     if kind not in ("gen", "pos", "sym", "her"):
@@ -300,7 +300,7 @@ def write_solve(step: Step, node: Apply) -> None:
     text = f"{CONFORM}{shape_text(place.ndim)} and {shape_text(b.ndim)}"
     step.require(b.sizes[0], place.sizes[0], "LinAlgError", text, [*place.sizes, *b.sizes])
     (target, result), lower = _result(step, out, [place.sizes[0], *b.sizes[1:]]), bool(op.lower)
-    a = _square(step, place)
+    a = square(step, place)
     upper, given = a.turned if lower else a, matrix(step, as_matrix(b, is_row=False))
     if isinstance(op, CholeskySolve):
         factorizations.solve_cholesky(w, upper, given, result)

@@ -152,3 +152,18 @@ def all_known(sizes: Sequence[Size]) -> list[int] | None:
     found = [known(size) for size in sizes]
     integers = [size for size in found if size is not None]
     return integers if len(integers) == len(found) else None
+
+
+def call_routine(w: Writer, routine: Value, *arguments: Value) -> None:
+    """Write the call of a routine of BLAS or LAPACK, which takes letters and numbers by their
+    addresses."""
+
+    def address(value: Value) -> Value:
+        if value.type == POINTER:
+            return value
+        number = w.cast(value, "int32") if value.type == INT64 else value
+        memory = w.scratch(number.type.dtype, 1)
+        w.store(memory, 0, number)
+        return memory
+
+    w.call(routine, *map(address, arguments))

@@ -41,7 +41,14 @@ from scanlib.kernels.language import (
     Writer,
     write_function,
 )
-from scanlib.kernels.linalg.matrices import Matrix, all_known, known, shared, sized
+from scanlib.kernels.linalg.matrices import (
+    Matrix,
+    all_known,
+    call_routine,
+    known,
+    shared,
+    sized,
+)
 from scanlib.kernels.linalg.semiring_products import Combination, SmallVectors, less
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import NoKernelError, Scalars, added, parts_of, times_plus
@@ -491,12 +498,6 @@ def _library_product(
     layouts = [_layout(w, matrix) for matrix in (a, b, out)]
     (a_by_rows, a_line, a_fits), (b_by_rows, b_line, b_fits), (by_rows, line, _) = layouts
 
-    def address(value: Value) -> Value:
-        number = w.cast(value, "int32") if value.type == INT64 else value
-        memory = w.scratch(number.type.dtype, 1)
-        w.store(memory, 0, number)
-        return memory
-
     is_large = (m * depth * n > LARGEST) & (less(w, m, n) >= ROWS)
     with w.when(is_large & a_fits & b_fits & by_rows) as choice:
         letters = [
@@ -504,9 +505,8 @@ def _library_product(
             for flag in (b_by_rows, a_by_rows)
         ]
         one, zero = w.constant(1, out.type), w.constant(0, out.type)
-        sizes = [address(value) for value in (*letters, n, m, depth, one)]
-        factors = b.pointer, address(b_line), a.pointer, address(a_line)
-        w.call(routine, *sizes, *factors, address(zero), out.pointer, address(line))
+        factors = one, b.pointer, b_line, a.pointer, a_line
+        call_routine(w, routine, *letters, n, m, depth, *factors, zero, out.pointer, line)
     with w.otherwise(choice):
         _product(w, a, b, out, form=form)
 

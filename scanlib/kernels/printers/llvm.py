@@ -4,11 +4,12 @@ Each function of a kernel is a function of its module, which is inlined where th
 locals are stack slots, which LLVM turns into registers. Truth values are ``i1``, and bytes in
 memory.
 
-A kernel becomes two functions. ``NAME`` has the kernel's parameters, its pointers marked as leading
-to memory of their own. ``NAME_entry`` is how others call it: it takes the address of a table, from
-whose words of eight bytes it reads the parameters (`Kernel.slots`), the address of a frame, and
-returns how the kernel ended. The frame has a word for the address of a function that `poll` calls,
-which returns an int, not zero to stop, and one for every value of a `fail`.
+A kernel becomes two functions. ``NAME`` has the pointers among the kernel's parameters, marked as
+leading to memory of their own, the address of a table, from whose words of eight bytes it reads the
+others (`Kernel.slots`), and that of a frame. ``NAME_entry`` is how others call it: with the table,
+which has the pointers as well, and the frame. It returns how the kernel ended. The frame has a word
+for the address of a function that `poll` calls, which returns an int, not zero to stop, and one for
+every value of a `fail`.
 """
 
 from __future__ import annotations
@@ -166,46 +167,34 @@ class _Module:
     def kernel(self, kernel: ir.Kernel) -> _Module:
         if kernel.runs_once:
             return self.run_once(kernel)
-        body = _Body(self, kernel.body)
+        body = _Body(self, kernel.body, _reads(kernel, pointers=False))
         body.line("ret i64 0")
-        parameters = [
-            f"{type_text(v.type)}{' noalias' if v.type == ir.POINTER else ''} %{v.name}"
-            for v, slot in zip(kernel.parameters, kernel.slots, strict=True)
-            if slot != ir.CALLED_WITH
+        pointers = _reads(kernel, pointers=True)
+        parameters = ", ".join(f"ptr noalias %{name}" for name in [*pointers, "table"])
+        self.define(f"internal i64 @{kernel.name}({parameters}, ptr %frame) noinline", body)
+        given = ", ".join(f"ptr %{name}" for name in [*pointers, "table", "frame"])
+        self.definitions += [
+            f"define i64 @{kernel.name}_entry(ptr %table, ptr %frame) nounwind {{",
+            *(f"  {line}" for lines in pointers.values() for line in lines),
+            f"  %code = call i64 @{kernel.name}({given})",
+            "  ret i64 %code",
+            "}",
         ]
-        head = f"internal i64 @{kernel.name}({', '.join([*parameters, 'ptr %frame'])})"
-        self.define(f"{head} noinline", body)
-        self.entry(kernel)
         return self
 
     def run_once(self, kernel: ir.Kernel) -> _Module:
         """Write a kernel as one function.
 
-        For arguments that are passed on, values that live from the beginning to the end, and one
-        condition after the other, LLVM takes the square of their number.
+        For values that live from the beginning to the end, and one condition after the other, LLVM
+        takes the square of their number.
         """
-        pairs = zip(kernel.parameters, kernel.slots, strict=True)
-        body = _Body(self, kernel.body, {value.name: _read(value, slot) for value, slot in pairs})
+        reads = _reads(kernel, pointers=False) | _reads(kernel, pointers=True)
+        body = _Body(self, kernel.body, reads)
         body.line("ret i64 0")
         effort = "" if any(isinstance(s, ir.For) for s in ir.walk(kernel.body)) else " optnone"
         head = f"i64 @{kernel.name}_entry(ptr %table, ptr %frame)"
         self.define(f"{head} noinline{effort}", body)
         return self
-
-    def entry(self, kernel: ir.Kernel) -> None:
-        lines, values = [], []
-        for value, slot in zip(kernel.parameters, kernel.slots, strict=True):
-            lines += _read(value, slot)
-            if slot != ir.CALLED_WITH:
-                values.append(f"{type_text(value.type)} %{value.name}")
-        call = f"call i64 @{kernel.name}({', '.join([*values, 'ptr %frame'])})"
-        self.definitions += [
-            f"define i64 @{kernel.name}_entry(ptr %table, ptr %frame) nounwind {{",
-            *(f"  {line}" for line in lines),
-            f"  %code = {call}",
-            "  ret i64 %code",
-            "}",
-        ]
 
     def define(self, head: str, body: _Body) -> None:
         self.definitions += [f"define {head} {self.attributes} {{", "entry:"]
@@ -216,17 +205,20 @@ class _Module:
         self.declarations[f"declare {text}"] = None
 
 
-def _read(value: ir.Value, slot: int) -> list[str]:
-    """Return the instructions that read a parameter of a kernel from the table."""
-    kind, memory = type_text(value.type), type_text(value.type, in_memory=True)
-    name = value.name
-    if slot in (ir.TABLE, ir.CALLED_WITH):
-        return []  # they have those names
-    lines = [f"%{name}.place = getelementptr i8, ptr %table, i64 {8 * slot}"]
-    if kind == memory:
-        return [*lines, f"%{name} = load {memory}, ptr %{name}.place, align 8"]
-    lines.append(f"%{name}.word = load {memory}, ptr %{name}.place, align 8")
-    return [*lines, f"%{name} = icmp ne {memory} %{name}.word, 0"]
+def _reads(kernel: ir.Kernel, pointers: bool) -> dict[str, list[str]]:
+    """Return the instructions that read parameters from the table, pointers or others, by name."""
+    reads = {}
+    for value, slot in zip(kernel.parameters, kernel.slots, strict=True):
+        if slot in (ir.TABLE, ir.CALLED_WITH) or (value.type == ir.POINTER) != pointers:
+            continue  # the two have those names
+        kind, memory = type_text(value.type), type_text(value.type, in_memory=True)
+        name, place = value.name, f"%{value.name}.place"
+        word = name if kind == memory else f"{name}.word"
+        reads[name] = [f"{place} = getelementptr i8, ptr %table, i64 {8 * slot}"]
+        reads[name].append(f"%{word} = load {memory}, ptr {place}, align 8")
+        if kind != memory:
+            reads[name].append(f"%{name} = icmp ne {memory} %{word}, 0")
+    return reads
 
 
 class _Progression(NamedTuple):

@@ -130,6 +130,7 @@ def fill_mask(fgraph: FunctionGraph, node: Apply) -> list[Variable]:
 def forward_constants(edit: LoopEdit) -> None:
     """Turn carries, and states that are not stored, into non-sequences where nothing changes."""
     loop = edit.loop
+    unchanged: dict[Variable, Variable] = {}
     for part in loop.recurrent:
         old, outer = part.taps.get(-1), part.initial
         if part.next is not old:
@@ -146,7 +147,8 @@ def forward_constants(edit: LoopEdit) -> None:
         inner = old.type()
         loop.non_sequences.append(NonSequence(outer, inner, part.name))
         edit.redirect(part, part.initial)
-        loop.substitute({old: inner})
+        unchanged[old] = inner
+    loop.substitute(unchanged)
 
 
 def forward_inputs(edit: LoopEdit) -> None:
@@ -264,7 +266,7 @@ def merge_equal_states(edit: LoopEdit) -> None:
     loop = edit.loop
     classes: dict[Hashable, list[State | Carry]] = {}
     for part in loop.recurrent:
-        classes.setdefault(_start_key(part), []).append(part)
+        classes.setdefault((_start_key(part), _outline(part.next)), []).append(part)
     groups = [group for group in classes.values() if len(group) > 1]
     while groups and (refined := _refine(loop, groups)) != groups:
         groups = refined
@@ -276,7 +278,8 @@ def merge_equal_states(edit: LoopEdit) -> None:
             for part in others:
                 for tap in part.taps:
                     kept.tap(tap)
-        loop.substitute(_assumed([group]))
+    loop.substitute(_assumed(groups))
+    for kept, *others in groups:
         for part in others:
             edit.redirect(part, partial(_same_state, kept, part, loop.reverse))
 
@@ -287,6 +290,16 @@ def _start_key(part: State | Carry) -> Hashable:
         return (1, part.initial, part.type)
     row = lifted_row(part.initial) if part.depth == 1 else None
     return (part.depth, part.initial if row is None else row, part.type)
+
+
+def _outline(value: Variable, levels: int = 4) -> Hashable:
+    """Return what must be equal for two values to be: the operations of so many levels; of loops,
+    which may compute other values besides, nothing."""
+    node = value.owner
+    if node is None or not levels or is_loop(node):
+        return value.type
+    inside = (_outline(inp, levels - 1) for inp in node.inputs)
+    return (node.op, node.outputs.index(value), *inside)
 
 
 def _assumed(groups: list[list[State | Carry]]) -> dict[Variable, Variable]:

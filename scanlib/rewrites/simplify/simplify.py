@@ -146,7 +146,14 @@ class SimplifyLoops(LoopRewrite):
 
     @staticmethod
     def simplify_one(fgraph: FunctionGraph, node: Apply, done: set[object]) -> bool:
-        """Simplify one loop and return whether it changed; `done` are steps known as canonical."""
+        """Simplify one loop and return whether it changed.
+
+        `done` are steps known as canonical, and loops that did not change, with what they read and
+        which of their results are read.
+        """
+        as_it_stands = (node, *node.inputs, *(bool(fgraph.clients[out]) for out in node.outputs))
+        if as_it_stands in done:
+            return False
         edit = LoopEdit(fgraph, node)
         drop_unread_results(edit)
         forward_inputs(edit)
@@ -159,7 +166,7 @@ class SimplifyLoops(LoopRewrite):
         forward_outputs(edit)
         drop_unread_inputs(edit)
         if not edit.changed:
-            done.add(node.op)
+            done.update((node.op, as_it_stands))
             return False
         replacements = edit.replacements()
         owners = [new.owner for new in replacements.values() if new.owner is not None]

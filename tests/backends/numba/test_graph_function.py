@@ -10,13 +10,15 @@ import pytensor.tensor as pt
 import pytest
 from numba.core import event
 from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.replace import vectorize_graph
 from pytensor.raise_op import Assert
-from scipy.special import polygamma
+from scipy.special import logsumexp, polygamma
 
 import scanlib
 from benchmarks.loops import LOOPS
 from scanlib.backends.handler import thunks
 from scanlib.backends.numba import linker
+from tests.checks import assert_derivatives
 
 X = np.array([0.3, -1.2, 0.7, 2.0, -0.4])
 
@@ -242,6 +244,35 @@ def test_numba_compiles_nothing_for_loops_with_kernels(name):
         function = LOOPS[name].build(scanlib).compile(True)
         function(*LOOPS[name].pass_data(True))
     assert not compiled.names
+
+
+def test_numba_compiles_nothing_for_batches_of_logarithms_of_sums():
+    first, moves, emissions = pt.dvector("first"), pt.dmatrix("moves"), pt.dmatrix("emissions")
+    steps = scanlib.scan(
+        lambda e, a, moves: pt.logsumexp(a[:, None] + moves, axis=0) + e,
+        sequences=emissions,
+        outputs_info=first,
+        non_sequences=moves,
+        return_updates=False,
+    )
+    many = pt.dtensor3("many")
+    cost = vectorize_graph(pt.logsumexp(steps[-1]), {emissions: many}).sum()
+    rng = np.random.default_rng(4)
+    start, table, rows = rng.normal(size=3), rng.normal(size=(3, 3)), rng.normal(size=(2, 5, 3))
+
+    def reference(start, table, rows):
+        total = 0.0
+        for emitted in rows:
+            a = start
+            for e in emitted:
+                a = logsumexp(a[:, None] + table, axis=0) + e
+            total += logsumexp(a)
+        return total
+
+    given = {first: start, moves: table, many: rows}
+    with event.install_recorder("numba:compile") as recorder:
+        assert_derivatives(cost, given, reference, "NUMBA", order=1)
+    assert not recorder.buffer
 
 
 def test_functions_are_copied_and_pickled():
