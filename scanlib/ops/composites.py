@@ -124,8 +124,8 @@ def _rotation(node: Apply) -> list[Variable] | None:
     JAX knows no slices of such lengths, and those of a batch make no array."""
     axis, parts = join_of(node)
     reads = [part.owner for part in parts if part.owner and isinstance(part.owner.op, Subtensor)]
-    cuts = [only_cut(read) for read in reads]
-    if len(cuts) != 2 or len(parts) != 2 or not all(cut and cut[0] == axis for cut in cuts):
+    cuts = [cut for read in reads if (cut := only_cut(read)) is not None and cut[0] == axis]
+    if axis is None or len(parts) != 2 or len(cuts) != 2:
         return None
     x, (front, back) = reads[0].inputs[0], [index for _, index in cuts]
     if x is not reads[1].inputs[0] or not isinstance(front, slice) or not isinstance(back, slice):
