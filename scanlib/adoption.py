@@ -43,6 +43,9 @@ def enable() -> None:
 def disable() -> None:
     """Leave loops built with `pytensor.scan` to PyTensor, as they are by default.
 
+    Those in steps of scanlib's loops, and those whose steps run such loops, as Jacobians do, are
+    adopted always.
+
     See Also
     --------
     enable : The opposite.

@@ -56,6 +56,12 @@ def indices_of(node: Apply) -> list[Any]:
     return list(indices_from_subtensor(node.inputs[first:], op.idx_list))
 
 
+def only_cut(node: Apply) -> tuple[int, Any] | None:
+    """Return the axis along which a node reads or writes a part, and the index; None if not one."""
+    cuts = [(axis, index) for axis, index in enumerate(indices_of(node)) if index != slice(None)]
+    return cuts[0] if len(cuts) == 1 else None
+
+
 def constant_place(node: Apply) -> tuple[Any, ...] | None:
     """Return the integers and slices of a node's index, None if not all are constants."""
     place = []

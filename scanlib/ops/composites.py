@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.traversal import toposort
+from pytensor.graph.basic import Apply, Constant, Variable, equal_computations
+from pytensor.graph.traversal import toposort, walk
 from pytensor.scalar.basic import Switch
+from pytensor.tensor.basic import Join
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.einsum import Einsum
@@ -25,10 +26,11 @@ from pytensor.tensor.linalg.solvers.psd import CholeskySolve
 from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from pytensor.tensor.math import Dot
 from pytensor.tensor.pad import Pad
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib._compat import INDEX_WRITES, IfElse, inline_ofg_node
-from scanlib.lengths.numbers import indices_of
+from scanlib._compat import INDEX_WRITES, IfElse, inline_ofg_node, join_of
+from scanlib.lengths.numbers import constant_index, indices_of, only_cut
 from scanlib.ops.batching import batch_of
 from scanlib.ops.graph import applies, substitute
 
@@ -117,6 +119,42 @@ def _written(array: Variable) -> list[Variable]:
     return found
 
 
+def _rotation(node: Apply) -> list[Variable] | None:
+    """Read ``join(x[k:], x[:k])``, an array rotated by a number that data decide, item by item:
+    JAX knows no slices of such lengths, and those of a batch make no array."""
+    axis, parts = join_of(node)
+    reads = [part.owner for part in parts if part.owner and isinstance(part.owner.op, Subtensor)]
+    cuts = [cut for read in reads if (cut := only_cut(read)) is not None and cut[0] == axis]
+    if axis is None or len(parts) != 2 or len(cuts) != 2:
+        return None
+    x, (front, back) = reads[0].inputs[0], [index for _, index in cuts]
+    if x is not reads[1].inputs[0] or not isinstance(front, slice) or not isinstance(back, slice):
+        return None
+    first, last = front.start, back.stop
+    if front != slice(first, None) or constant_index(back.start) not in (None, 0) or back.step:
+        return None
+    if not (_is_data(first) and equal_computations([first], [last])):
+        return None
+    whole = (slice(None),) * axis
+    n = x.shape[axis]
+    first = pt.clip(pt.as_tensor(first), -n, n)
+    places = pt.arange(n) + pt.switch(first > 0, first - n, first)
+    return [node.outputs[0].type.filter_variable(x[(*whole, places)], allow_convert=True)]
+
+
+def _is_data(number: Any) -> bool:
+    """Whether a number is computed from others than sizes and constants."""
+
+    def computed_from(variable: Variable) -> list[Variable]:
+        node = variable.owner
+        return [] if node is None or isinstance(node.op, Shape | Shape_i) else node.inputs
+
+    return isinstance(number, Variable) and any(
+        found.owner is None and not isinstance(found, Constant)
+        for found in walk([number], computed_from)
+    )
+
+
 def _choice(node: Apply) -> list[Variable]:
     condition, *values = node.inputs
     half = len(node.outputs)
@@ -141,6 +179,7 @@ COMPOSITES: dict[type, Callable[[Apply], list[Variable] | None]] = {
     Elemwise: _choice_of_writes,
     Einsum: inline_ofg_node,
     INDEX_WRITES[1]: _write_at_mask,
+    Join: _rotation,
     Pad: _pad,
 }
 BATCHES = COMPOSITES | {IfElse: _choice}  # of an `IfElse` PyTensor cannot compute a batch

@@ -5,8 +5,10 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Switch
+from pytensor.tensor.basic import Join
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.linalg.solvers.general import Solve
@@ -22,7 +24,7 @@ from scanlib.ops.scan import Scan
 from tests.derivatives import central_gradient
 
 rng = np.random.default_rng(4)
-REPLACED = COMPOSITES.keys() - {Elemwise}  # but for choices of what is written
+REPLACED = COMPOSITES.keys() - {Elemwise, Join}  # choices of what is written; rotations
 
 
 def written(value):
@@ -52,6 +54,46 @@ def test_diagonals(offset):
         rows, columns = np.indices(shape)
         expected = np.where(columns - rows == (offset or 0), 2.5, value)
         np.testing.assert_array_equal(f(value, 2.5), expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rotations_by_a_number_that_data_decide(axis):
+    x, k = pt.dmatrix("x"), pt.lscalar("k")
+    whole = (slice(None),) * axis
+    joined = pt.concatenate([x[(*whole, slice(k, None))], x[(*whole, slice(None, k))]], axis=axis)
+    rotated = [written(pt.roll(x, k, axis=axis)), written(joined)]
+    f = pytensor.function([x, k], rotated, mode="FAST_COMPILE")
+    for shape in [(0, 0), (1, 1), (3, 2)]:
+        value = rng.normal(size=shape)
+        for shift in range(-5, 6):
+            rolled, found = f(value, shift)
+            parts = np.split(value, [slice(shift).indices(shape[axis])[1]], axis=axis)
+            np.testing.assert_array_equal(rolled, np.roll(value, shift, axis=axis))
+            np.testing.assert_array_equal(found, np.concatenate(parts[::-1], axis=axis))
+    assert not composites([pt.roll(x, 1, axis=axis), pt.concatenate([x[k:], x[: k + 1]])])
+
+
+@pytest.mark.parametrize("linker", ["NUMBA", "JAX"])
+def test_batches_of_rotations(linker):
+    if linker == "JAX":
+        pytest.importorskip("jax")
+    x, k, w = pt.dvector("x"), pt.lvector("k"), pt.dvector("w")
+    h, _ = scanlib.loop(lambda h, k: (pt.sin(pt.roll(h, k)) + 0.1 * h, None), x, k)
+    gradient = pytensor.grad((h * w).sum(), x)
+    inputs = pt.dmatrix("x"), pt.lmatrix("k"), pt.dmatrix("w")
+    batch = vectorize_graph([h, gradient], dict(zip([x, k, w], inputs, strict=True)))
+    f = pytensor.function(inputs, batch, mode=linker)
+    values = rng.normal(size=(2, 4)), rng.integers(-6, 6, size=(2, 3)), rng.normal(size=(2, 4))
+
+    def last(h, shifts):
+        for shift in shifts:
+            h = np.sin(np.roll(h, shift)) + 0.1 * h
+        return h
+
+    for x, k, w, found, slopes in zip(*values, *f(*values), strict=True):
+        np.testing.assert_allclose(found, last(x, k))
+        (expected,) = central_gradient(lambda x: (last(x, k) * w).sum(), [x])  # noqa: B023
+        np.testing.assert_allclose(slopes, expected, rtol=1e-6, atol=1e-8)
 
 
 def test_blocks():

@@ -494,6 +494,24 @@ class TestChoices:
         np.testing.assert_allclose(value, 2.0 * (2 * 0.5 * 2.0 - 1.0) + 2.0)
 
 
+def test_what_does_not_move_takes_no_part_in_forward_mode(fast_mode):
+    """At first no arm was pulled: the root has an infinite slope there, and stays where it is."""
+    rewards, scale = pt.dmatrix("rewards"), pt.dscalar("scale")
+
+    def bandit(carry, reward):
+        pulls, sums = carry
+        index = sums + scale * pt.sqrt(pulls)
+        arm = pt.argmax(index)
+        return (pulls[arm].inc(1.0), sums[arm].inc(reward[arm])), index[arm]
+
+    _, found = scanlib.loop(bandit, (pt.zeros(2), pt.zeros(2)), rewards)
+    inputs = [rewards, scale]
+    directions = [pt.zeros_like(rewards), pt.constant(1.0)]
+    moved = pushforward(found, inputs, directions, use_op_pushforward=True)
+    values = {rewards: np.array([[1.0, 5.0], [2.0, 5.0], [3.0, 5.0]]), scale: np.array(0.5)}
+    np.testing.assert_allclose(evaluate(moved, values, fast_mode), np.sqrt([0.0, 1.0, 2.0]))
+
+
 class TestNestedLoops:
     @pytest.mark.slow
     def test_power_of_each_row(self, mode):

@@ -12,6 +12,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.basic import Alloc, AllocEmpty, Join
 from pytensor.tensor.subtensor import IncSubtensor
@@ -480,3 +481,61 @@ def test_loop_of_pytensor_inside_a_loop_of_scanlib():
     assert_all_adopted(fgraph)
     f = pytensor.function([x], y, mode=ADOPTING["py"])
     np.testing.assert_allclose(f([[1.0, 2.0], [3.0, 4.0]]), [2.5, 5.5])
+
+
+class TestJacobians:
+    """PyTensor makes loops of its own of them: in steps and around loops of scanlib's these are
+    adopted without being asked for."""
+
+    def compiled(self, inputs, outputs, mode):
+        f = pytensor.function(inputs, outputs, mode=mode)
+        assert_all_adopted(f.maker.fgraph)
+        return f
+
+    def test_inside_of_a_step(self, mode):
+        A, x = pt.dmatrix("A"), pt.dvector("x")
+
+        def step(x, A):
+            image = pt.tanh(A @ x)
+            return pytensor.gradient.jacobian(image, x) @ x + image
+
+        y = scanlib.scan(step, outputs_info=x, non_sequences=A, n_steps=3, return_updates=False)
+        cost = (y[-1] ** 2).sum()
+        f = self.compiled([A, x], [y, *pytensor.grad(cost, [A, x])], mode)
+
+        def rows(A, x):
+            found = []
+            for _ in range(3):
+                image = np.tanh(A @ x)
+                x = (1 - image**2) * (A @ x) + image
+                found.append(x)
+            return np.array(found)
+
+        rng = np.random.default_rng(1)
+        values = [0.5 * rng.normal(size=(3, 3)), rng.normal(size=3)]
+        expected = central_gradient(lambda A, x: (rows(A, x)[-1] ** 2).sum(), values)
+        history, *gradients = f(*values)
+        np.testing.assert_allclose(history, rows(*values))
+        for found, wanted in zip(gradients, expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-8)
+
+    def test_of_a_loop(self, mode):
+        x, rate = pt.dvector("x"), pt.dscalar("rate")
+        other = scan(lambda x, y: 0.5 * y + x, x, [pt.zeros(())])[0]
+        y = scanlib.scan(lambda x, y, rate: rate * y + x, x, [0.0], [rate], return_updates=False)
+        jacobian = pytensor.gradient.jacobian(y, x)
+        hessian = pytensor.gradient.hessian((y**2).sum() / 2, x)
+        f = self.compiled([x, rate], [jacobian, hessian], mode)
+        powers = np.tril(0.5 ** np.subtract.outer(np.arange(4.0), np.arange(4.0)).clip(0))
+        for found, wanted in zip(f(np.ones(4), 0.5), [powers, powers.T @ powers], strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-12)
+        assert ops([jacobian, other], mode).count("pytensor.scan") == 1
+
+    def test_of_a_batch_of_loops(self, fast_mode):
+        x, rows = pt.dvector("x"), pt.dmatrix("rows")
+        y = scanlib.scan(lambda x, y: y**2 + x, x, [0.1], return_updates=False)
+        hessian = pytensor.gradient.hessian(y[-1], x)
+        single = pytensor.function([x], hessian, mode=fast_mode)
+        batch = self.compiled([rows], vectorize_graph(hessian, {x: rows}), fast_mode)
+        values = np.random.default_rng(2).normal(size=(2, 4))
+        np.testing.assert_allclose(batch(values), [single(row) for row in values])

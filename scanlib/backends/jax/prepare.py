@@ -28,7 +28,7 @@ from scanlib._compat import INDEX_WRITES, kept_sizes, thaw_graph
 from scanlib.backends.jax.known_numbers import KnownNumber, may_be_known
 from scanlib.lengths.arrays import width_of
 from scanlib.lengths.known import countable_scalars
-from scanlib.lengths.numbers import constant_index, indices_of
+from scanlib.lengths.numbers import constant_index, indices_of, only_cut
 from scanlib.ops.composites import written_out
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.linker_features import data_in
@@ -107,10 +107,7 @@ def _index_by_places(fgraph: FunctionGraph) -> None:
 def _at_places(node: Apply, sizes: Sequence[int | None]) -> Variable | None:
     """Return the part of an array that a node reads or writes, of some sizes, at its places; None
     but for one slice between computed places, of a length that is known."""
-    array, indices = node.inputs[0], indices_of(node)
-    cut = [axis for axis, index in enumerate(indices) if index != slice(None)]
-    axis = cut[0] if len(cut) == 1 else 0
-    index = indices[axis] if len(cut) == 1 else None
+    array, (axis, index) = node.inputs[0], only_cut(node) or (0, None)
     if not isinstance(index, slice) or constant_index(index.start) is not None:
         return None
     width = width_of(index)

@@ -43,6 +43,8 @@ def pushforward_at(
 ) -> list[Variable]:
     """Return the tangents of a loop's outputs: those of a loop over pairs, or with `results`, where
     the values of its states are read, of one over tangents alone."""
+    # What does not move takes no part: 0 times an infinite derivative would be NaN.
+    tangents = [pg.disconnected_type() if is_zeros(tangent) else tangent for tangent in tangents]
     loop, given = Loop.from_op(op, list(inputs)), op.signature.split_inputs(tangents)
     # Each body variable with the one that carries its tangent.
     pairs = _add_inputs(loop, given)
@@ -80,9 +82,7 @@ def _add_inputs(loop: Loop, given: OuterInputs) -> list[tuple[Variable, Variable
             loop.sequences.append(SequencePart(tangent, row_type(tangent)()))
             pairs.append((part.row, loop.sequences[-1].row))
     for whole, tangent in zip(list(loop.non_sequences), given.non_sequences, strict=True):
-        if not is_connected(tangent) or not is_numeric(whole.inner):
-            continue
-        if is_differentiable(whole.inner) or not is_zeros(tangent):  # those of most integers are
+        if is_connected(tangent) and is_numeric(whole.inner):
             tangent = as_dtype(tangent, whole.outer)
             inner = cotangent_type(whole.inner, tangent)()
             loop.non_sequences.append(NonSequence(conform(tangent, inner.type), inner))

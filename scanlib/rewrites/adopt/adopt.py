@@ -47,6 +47,7 @@ from scanlib.lengths.forms import LengthForm, Symbol, number
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.counted_rows import read_counted_rows
 from scanlib.ops.gradient.cotangents import is_zeros
+from scanlib.ops.graph import core_op
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, Sequence, State
 from scanlib.ops.loop_rewrite import AdoptedLoop, LoopRewrite, RewriteFailure, holds, record_of
 from scanlib.ops.row_ops.triangular import returns_other_shapes
@@ -368,22 +369,29 @@ def legacy_name(op: object) -> str:
 
 
 class AdoptLoops(LoopRewrite):
-    """Replace loops of `pytensor.scan` by canonical loops; `when_enabled` is whether to do nothing
-    unless adoption is switched on for the whole process."""
+    """Replace loops of `pytensor.scan` by canonical loops.
+
+    With `when_enabled`, unless adoption is switched on for the whole process, those alone that
+    stand in steps of canonical loops, or run such loops in theirs, as PyTensor's Jacobians do.
+    """
 
     def __init__(self, when_enabled: bool) -> None:
         self.when_enabled = when_enabled
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
-        if self.when_enabled and not config.scanlib__adopt:
-            return
-        if not holds(fgraph, _is_legacy):
-            return
-        self.adopt_all(fgraph, record_of(fgraph).adopted)
+        is_on = config.scanlib__adopt or not self.when_enabled
+        is_wanted = _is_legacy if is_on else _is_mixed
+        if holds(fgraph, is_wanted):
+            self.adopt_all(fgraph, record_of(fgraph).adopted, is_wanted)
 
-    def adopt_all(self, fgraph: FunctionGraph, record: list[AdoptedLoop]) -> None:
-        """Adopt the loops of a graph, in the order in which they are computed; what becomes of each
-        is added to a record."""
+    def adopt_all(
+        self,
+        fgraph: FunctionGraph,
+        record: list[AdoptedLoop],
+        is_wanted: Callable[[Apply], bool],
+    ) -> None:
+        """Adopt the loops of a graph that are wanted, in the order in which they are computed, and
+        all inside of these; what becomes of each is added to a record."""
 
         def failed(graph: FunctionGraph, failure: RewriteFailure) -> None:
             reason = f"of an error in scanlib, which is worth a report: {failure.error}"
@@ -392,17 +400,17 @@ class AdoptLoops(LoopRewrite):
         def inside(body: FunctionGraph) -> None:
             if holds(body, _is_legacy):
                 body.attach_feature(ReplaceValidate())
-                self.adopt_all(body, record)
+                self.adopt_all(body, record, _is_legacy)
 
         with self.attempt(fgraph):
-            for found in adopt_batches(fgraph, inside):
+            for found in adopt_batches(fgraph, inside, is_wanted):
                 replace(fgraph, found, "scanlib_adopt")
         known: dict[Symbol, int] = {}
         visited: set[Apply] = set()
         for node in fgraph.toposort():
             if node not in fgraph.apply_nodes:
                 continue
-            if is_legacy_scan(node.op):
+            if is_legacy_scan(node.op) and is_wanted(node):
                 with self.attempt(fgraph, node, failed):
                     Lengths(known=known).learn_from(node.inputs, visited)
                     try:
@@ -422,6 +430,14 @@ class AdoptLoops(LoopRewrite):
 def _is_legacy(node: Apply) -> bool:
     """Whether a node is a loop of `pytensor.scan`, or a batch of such loops."""
     return is_legacy_scan(node.op) or is_batch(node.op)
+
+
+def _is_mixed(node: Apply) -> bool:
+    """Whether a node is a loop of one library, or a batch, whose steps run loops of the other."""
+    if isinstance(node.op, Scan):
+        return holds(node.op.body, _is_legacy)
+    body = core_op(node).fgraph.apply_nodes if _is_legacy(node) else ()
+    return any(isinstance(inner.op, Scan) or _is_mixed(inner) for inner in body)
 
 
 def tidy(fgraph: FunctionGraph) -> None:

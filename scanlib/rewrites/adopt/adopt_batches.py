@@ -50,14 +50,16 @@ def is_batch(op: Op) -> bool:
 
 
 def adopt_batches(
-    fgraph: FunctionGraph, adopt: Callable[[FunctionGraph], None]
+    fgraph: FunctionGraph,
+    adopt: Callable[[FunctionGraph], None],
+    is_wanted: Callable[[Apply], bool],
 ) -> Iterator[dict[Variable, Variable]]:
     """Yield what replaces the results of batches of loops, and what reads rows of them.
 
     Batches of fewer axes come first; they are to be replaced before the next ones are asked for.
     `adopt` adopts the loops in a graph, where it can.
     """
-    nodes = [node for node in fgraph.toposort() if is_batch(node.op)]
+    nodes = [node for node in fgraph.toposort() if is_batch(node.op) and is_wanted(node)]
     for rank in sorted({node.op.batch_ndim(node) for node in nodes}):
         own = [node for node in nodes if node.op.batch_ndim(node) == rank]
         yield _adopt_rank(fgraph, own, rank, adopt)

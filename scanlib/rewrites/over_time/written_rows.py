@@ -20,7 +20,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from scanlib.lengths.arrays import Lengths
-from scanlib.lengths.numbers import constant_index, indices_of
+from scanlib.lengths.numbers import constant_index, indices_of, only_cut
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.gradient.cotangents import is_zeros
 from scanlib.ops.row_ops.checked_rows import CheckedValue
@@ -139,12 +139,11 @@ def _chain(node: Apply) -> _Chain | None:
 def _axis_slice(node: Apply) -> tuple[int, _Slice] | None:
     """Return the one axis along which a slice, or an item, was written, and the slice."""
     target, value = node.inputs[:2]
-    indices = indices_of(node)
-    cut = [k for k, index in enumerate(indices) if index != slice(None)]
-    if len(cut) != 1:
+    cut = only_cut(node)
+    if cut is None:
         return None
-    (axis,) = cut
-    index, size = indices[axis], target.type.shape[axis]
+    axis, index = cut
+    size = target.type.shape[axis]
     if not isinstance(index, slice):
         place = constant_index(index)
         is_item = 0 < value.type.ndim == target.type.ndim - 1
