@@ -25,7 +25,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort, walk
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import ScalarType
-from pytensor.tensor.basic import Join
+from pytensor.tensor.basic import Alloc, Join
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
@@ -284,7 +284,10 @@ class Step:
                     continue
                 above = base.owner
                 is_alone = above and isinstance(above.op, Elemwise) and len(above.outputs) == 1
-                is_made = is_alone or before_write(base) is not None
+                is_full = (
+                    above and isinstance(above.op, Alloc) and isinstance(above.inputs[0], Constant)
+                )
+                is_made = is_alone or is_full or before_write(base) is not None
                 if is_made and order.overwrites(out):
                     self.destinations[base] = self.destinations[out]
 

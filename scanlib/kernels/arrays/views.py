@@ -639,7 +639,7 @@ def write_alloc(step: Step, node: Apply) -> None:
     target = step.target(out, known)
     number = step.only_number(value)
     source = number if number is not None else broadcast(step, value, target.sizes, FILLED)
-    write_copy(step, source, target)
+    write_copy(step, source, target, by_item=out in step.by_item)
     step.bind_place(out, target)
 
 

@@ -101,17 +101,20 @@ class ReuseForwardValues(LoopRewrite):
         if not places:
             return None
         chosen = _chosen(source, target, places)
+        cut = [source]  # so that the shapes of what is stored can be told without a step
         for parts in _parts_of_rows(fgraph, (maker, reader), (source, target), places, chosen):
             twins = _twins(source, toposort(parts), places)
             mine = [twins[part] for part in parts if part in twins]
             differing = of_differing_shapes(mine, source.varying_inputs())
-            if len(mine) == len(parts) and differing.isdisjoint(mine):
+            if mine and len(mine) == len(parts) and differing.isdisjoint(mine):
                 chosen |= zip(parts, mine, strict=True)
+                cut = [source, target]  # which then reads nothing of the rows
         if not chosen:
             return None
 
         def applied(loop: Loop) -> Apply:
-            sizes_from_outside(loop)  # shapes of what is stored can be told without a step
+            if any(loop is one for one in cut):
+                sizes_from_outside(loop)
             return loop.apply().node
 
         return store(fgraph, (maker, reader), (source, target), chosen, applied, "reuse")
