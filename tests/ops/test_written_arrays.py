@@ -110,6 +110,11 @@ TABLE_WRITES = (
 )
 
 
+def lasts(step, over, firsts, more=()):
+    """The last value of each state of a loop."""
+    return [last[-1] for last in scanlib.scan(step, over, firsts, more, return_updates=False)]
+
+
 def generated_table(seed):
     """Return a table and a row that two or three loops have written, and what they added up."""
     choose = random.Random(seed)
@@ -120,17 +125,16 @@ def generated_table(seed):
     def cell(j, D, h, total, i):
         found = [own(D, h, i, j) for own in cells]
         value = 0.5 * pt.sin(found[0] + 0.1 * total) * found[1] + 0.3 * found[2]
-        h = h[j].set(0.5 * value + h[i]) if writes_row else h
-        return write(D, i, j, value), h, 0.7 * total + D[i, j]
+        D = write(D, i, j, value)
+        later = [own(D, h, i, j) for own in cells]
+        h = h[j].set(0.5 * pt.sin(later[1]) * later[2]) if writes_row else h
+        return D, h, 0.7 * total + D[i, j]
 
     def row(i, D, h, total):
         D = D[i, 0].set(0.5 * h[0]) if before else D
         own = pt.arange(i, D.shape[1]) if to_the_end else columns
         D, h, total = lasts(cell, own, [D, h, total], [i])
         return D[i].inc(total) if after else D, h, total
-
-    def lasts(step, over, firsts, more=()):
-        return [last[-1] for last in scanlib.scan(step, over, firsts, more, return_updates=False)]
 
     def rows(_, D, h, total):
         return lasts(row, pt.arange(1, 3), [D, h, total])
@@ -149,3 +153,25 @@ def test_generated_tables(shard, fast_mode):
         expected = in_python([D, W, x], outputs)(*values)
         found = pytensor.function([D, W, x], outputs, mode=fast_mode)(*values)
         assert_same(found, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_rows_read_at_places_that_the_gradient_computes(fast_mode):
+    """The loop that stores a table knows no place that only its gradient's loop has as an input."""
+
+    def cell(j, D, h, total, i):
+        D = D[i, j].set(0.5 * (D[j % 3, i] + W[i, j]) + 0.1 * total)
+        return D, h[j].set(0.5 * pt.sin(D[i - 1, j]) * D[i - 1, j]), 0.7 * total + D[i, j]
+
+    def row(i, D, h, total):
+        return lasts(cell, pt.arange(1, D.shape[1]), [D[i, 0].set(0.5 * h[0]), h, total], [i])
+
+    def rows(_, D, h, total):
+        return lasts(row, pt.arange(1, 3), [D, h, total])
+
+    ends = lasts(rows, pt.arange(2), [D, x, pt.as_tensor(0.0)])
+    outputs = [*ends, *pytensor.grad(sum((end**2).sum() for end in ends), [D, W, x])]
+    rng = np.random.default_rng(103)
+    values = [0.5 * rng.normal(size=shape) for shape in ((4, 5), (4, 5), 6)]
+    expected = in_python([D, W, x], outputs)(*values)
+    found = pytensor.function([D, W, x], outputs, mode=fast_mode)(*values)
+    assert_same(found, expected, rtol=1e-8, atol=1e-10)
