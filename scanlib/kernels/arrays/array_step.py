@@ -79,7 +79,8 @@ writes(*INDEX_WRITES, CheckAndRaise)(lambda node: [(node.inputs[0], node.outputs
 def written(node: Apply) -> list[tuple[Variable, Variable]]:
     """Return the arrays that a node may write into, each with what it is then."""
     found = next((WRITES[kind] for kind in type(node.op).__mro__ if kind in WRITES), None)
-    return [] if found is None else [pair for pair in found(node) if pair[0].type.ndim]
+    pairs = [] if found is None else found(node)
+    return [pair for pair in pairs if isinstance(pair[0].type, TensorType) and pair[0].type.ndim]
 
 
 def before_write(array: Variable) -> Variable | None:
