@@ -153,6 +153,11 @@ class Signature:
         """Split the flat outputs of a loop."""
         return OuterOutputs(*_split(flat, self.n_states, self.n_carries, self.n_outputs))
 
+    def carried(self, inputs: Sequence, outputs: Sequence) -> list[tuple]:
+        """Return the first and the last value of each carry of a loop."""
+        first, last = self.split_inputs(inputs).carries, self.split_outputs(outputs).carries
+        return list(zip(first, last, strict=True))
+
     def steps_of(self, flat: Sequence) -> Steps:
         """Return what a loop on these inputs says of lengths."""
         outer = self.split_inputs(flat)

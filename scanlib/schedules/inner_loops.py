@@ -82,9 +82,7 @@ def write_inner_loop(step: Step, node: Apply) -> None:
 @writes(Scan, ElemwiseScan)
 def _carried(node: Apply) -> list[tuple[Variable, Variable]]:
     """Return the first values of carries, over which the last ones may be written."""
-    signature = node.op.signature
-    first, last = signature.split_inputs(node.inputs), signature.split_outputs(node.outputs)
-    return list(zip(first.carries, last.carries, strict=True))
+    return node.op.signature.carried(node.inputs, node.outputs)
 
 
 @dataclass

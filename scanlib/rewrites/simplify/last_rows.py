@@ -208,18 +208,15 @@ def _carry_what_is_written(edit: LoopEdit) -> dict[Variable, Variable]:
 def _before_steps(array: Variable) -> Variable:
     """Return what an array was before items were written into it, also by the steps of a loop."""
     base = before_writes(array)
-    node = base.owner
-    while node is not None and isinstance(node.op, CheckedValue | Scan):
+    while (node := base.owner) is not None:
         if isinstance(node.op, CheckedValue):
-            base = before_writes(node.inputs[0])
+            before = node.inputs[0]
         else:
-            signature = node.op.signature
-            first, last = signature.split_inputs(node.inputs), signature.split_outputs(node.outputs)
-            carried = dict(zip(last.carries, first.carries, strict=True))
-            if base not in carried:
-                break
-            base = before_writes(carried[base])
-        node = base.owner
+            carried = node.op.signature.carried(node.inputs, node.outputs) if is_loop(node) else []
+            before = next((first for first, last in carried if last is base), None)
+        if before is None:
+            break
+        base = before_writes(before)
     return base
 
 

@@ -55,9 +55,8 @@ from scanlib.ops.graph import (
     substitute,
 )
 from scanlib.ops.loop import Loop, Output, Sequence
-from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.loop_rewrite import LoopRewrite, holds
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import replace, rewrite_body
 from scanlib.rewrites.lower.canonical_loop import reads_shape, sizes_from_outside
 from scanlib.rewrites.lower.lower_elementwise import lower_elementwise
@@ -101,19 +100,20 @@ class ReuseForwardValues(LoopRewrite):
         if not places:
             return None
         chosen = _chosen(source, target, places)
-        cut = [source]  # so that the shapes of what is stored can be told without a step
+        reads_parts = False
         for parts in _parts_of_rows(fgraph, (maker, reader), (source, target), places, chosen):
             twins = _twins(source, toposort(parts), places)
             mine = [twins[part] for part in parts if part in twins]
             differing = of_differing_shapes(mine, source.varying_inputs())
             if mine and len(mine) == len(parts) and differing.isdisjoint(mine):
                 chosen |= zip(parts, mine, strict=True)
-                cut = [source, target]  # which then reads nothing of the rows
+                reads_parts = True
         if not chosen:
             return None
 
         def applied(loop: Loop) -> Apply:
-            if any(loop is one for one in cut):
+            # Shapes of what is stored can be told without a step, and sizes without the rows.
+            if loop is source or reads_parts:
                 sizes_from_outside(loop)
             return loop.apply().node
 
@@ -124,7 +124,7 @@ class ReuseInnerLoops(ReuseForwardValues):
     """Let loops, once their bodies are lowered, read what the inner loops of others computed."""
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
-        if any(is_loop(node) and _has_loops(node.op) for node in fgraph.apply_nodes):
+        if any(is_loop(node) and holds(node.op.body, is_loop) for node in fgraph.apply_nodes):
             super().rewrite_loops(fgraph)
             untrace_loops(self, fgraph)
 
@@ -132,7 +132,7 @@ class ReuseInnerLoops(ReuseForwardValues):
     def serve(fgraph: FunctionGraph, maker: Apply, reader: Apply) -> Apply | None:
         """Store in one loop results of an inner loop that another one runs again from its rows;
         return the first one's new node."""
-        if not (_has_loops(maker.op) and _has_loops(reader.op)):
+        if not (holds(maker.op.body, is_loop) and holds(reader.op.body, is_loop)):
             return None
         source, target = Loop.from_node(maker), Loop.from_node(reader)
         places = same_rows(maker, source, target)
@@ -154,10 +154,6 @@ class ReuseInnerLoops(ReuseForwardValues):
             return loop.apply().node
 
         return store(fgraph, (maker, reader), (source, target), chosen, applied, "reuse_inner")
-
-
-def _has_loops(op: Scan) -> bool:
-    return any(map(is_loop, op.body.apply_nodes))
 
 
 def serve_readers(
