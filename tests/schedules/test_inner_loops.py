@@ -441,3 +441,37 @@ def test_gradients_by_what_inner_loops_read(mode):
         forward, backward = outer_loops(gradient)
         assert forward.op.signature.n_states == 0
         assert not any(isinstance(node.op, Alloc) for node in backward.op.body.apply_nodes)
+
+
+def test_items_of_rows_that_inner_gradients_read(mode):
+    """A cascade of filters; how many numbers each has is known when it is called."""
+    b, a = pt.dmatrix("b"), pt.dmatrix("a")
+
+    def section(b, a, s, v):
+        y = b[0] * v + s[0]
+        return y, pt.stack([b[1] * v - a[0] * y + s[1], b[2] * v - a[1] * y])
+
+    def step(v, states):
+        y, states = scan(section, [b, a, states], [v, None])
+        return states, y[-1]
+
+    def plain(x, b, a):
+        total, s = 0.0, np.zeros((2, 2))
+        for v in x:
+            for k in range(2):
+                y = b[k, 0] * v + s[k, 0]
+                s[k] = b[k, 1] * v - a[k, 0] * y + s[k, 1], b[k, 2] * v - a[k, 1] * y
+                v = y
+            total += v**2
+        return total
+
+    _, y = scan(step, x, [pt.zeros((2, 2)), None])
+    cost = (y**2).sum()
+    values = {x: DATA, b: rng.normal(size=(2, 3)), a: 0.3 * rng.normal(size=(2, 2))}
+    assert_derivatives(cost, values, plain, mode, order=1)
+    if mode is MODES["numba"]:
+        gradient = compiled([x, b, a], pytensor.grad(cost, [b, a]), mode)
+        with pytest.raises(IndexError, match=r"b\[2\].*out of bounds for axis 0 with size 2"):
+            gradient(DATA, values[b][:, :2], values[a])
+        short = gradient(DATA[:0], values[b][:, :2], values[a])
+        assert_same(short, [np.zeros((2, 2)), np.zeros((2, 2))])

@@ -65,7 +65,7 @@ from scanlib.lengths.arrays import width_of
 from scanlib.lengths.numbers import constant_index, constant_place, indices_of
 from scanlib.ops import errors
 from scanlib.ops.messages import SPECIFIED_SHAPE, out_of_bounds, shape_text
-from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.checked_rows import CheckedItems, CheckedRows
 from scanlib.ops.row_ops.row_segments import FEW_ROWS, MergeRows, SplitRows
 
 ASSIGNED = "cannot assign an array of another shape to a slice: sizes {} and {}"
@@ -245,6 +245,19 @@ def write_checked_rows(step: Step, node: Apply) -> None:
     message = node.op.message
     step.sizes.require_equal(rows, steps, "SequenceLengthError", message, (rows, steps))
     step.alias(node.outputs[0], node.inputs[0])
+
+
+@rule(CheckedItems)
+def write_checked_items(step: Step, node: Apply) -> None:
+    op, place = node.op, step.place(node.inputs[0])
+    if len(node.inputs) > 1:
+        raise NoKernelError("items of an array that no step may read have no kernel")
+    enough = [maximum(size, op.sizes.get(axis, 0)) for axis, size in enumerate(place.sizes)]
+    sizes = [if_equal(place.sizes[0], 0, *pair) for pair in zip(enough, place.sizes, strict=True)]
+    for item in op.items:
+        size, given = sizes[item.axis], place.sizes[item.axis]
+        step.sizes.require_not_below(size, item.least, "IndexError", item.message, (0, given))
+    step.bind_place(node.outputs[0], place.view(sizes, place.strides))
 
 
 def numbers_of(step: Step, vector: Variable) -> list[Size]:
