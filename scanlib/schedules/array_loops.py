@@ -42,12 +42,14 @@ from scanlib.kernels.arrays.sizes import (
     UNFIT,
     Given,
     Size,
+    changes,
     if_equal,
     maximum,
     minimum,
     product,
     quotient,
     total,
+    unchanging,
 )
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import FLOATS, Kernel
@@ -160,7 +162,7 @@ def step_work(step: Step, graph: FunctionGraph) -> Size:
         else:
             known = [None, *(place.part for place in given)]  # those of views
             terms += [product(*place.sizes) for place in found if place.part not in known]
-    return step.sizes.same(total(*terms))
+    return step.sizes.same(total(*(term for term in terms if not changes(term))))
 
 
 # Loops
@@ -374,7 +376,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
     def output_row(self, i: int, sizes: tuple[Size, ...]) -> Place:
         """Return the row of an output; the first result says how large it is."""
         body, array = self.body, self.loop.arrays[f"z{i}"]
-        sizes = self.loop.sizes.setdefault(array.number, sizes)
+        sizes = self.loop.sizes.setdefault(array.number, unchanging(sizes))
         row = body.sizes.same(product(array.itemsize, *sizes))
         pointer = body.moved(self.data(f"z{i}"), self.t, row)
         return body.contiguous(pointer, array.dtype, sizes)
@@ -449,7 +451,7 @@ class GraphRun(TableReader[ArrayGraph]):
 
     def place(self, number: int, sizes: tuple[Size, ...]) -> Place:
         """Return where an output is; whoever asks first says how large it is."""
-        sizes = self.loop.sizes.setdefault(number, sizes)
+        sizes = self.loop.sizes.setdefault(number, unchanging(sizes))
         array = self.loop.arrays[f"z{number}"]
         return self.step.contiguous(self.data(array.name), array.dtype, sizes)
 

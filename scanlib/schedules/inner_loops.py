@@ -18,7 +18,16 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 
 from scanlib.kernels.arrays.array_step import Step, rule, writes
-from scanlib.kernels.arrays.sizes import UNFIT, Expression, Size, combined, if_equal, total
+from scanlib.kernels.arrays.sizes import (
+    UNFIT,
+    Expression,
+    Given,
+    Size,
+    changes,
+    combined,
+    if_equal,
+    total,
+)
 from scanlib.kernels.arrays.workspace import rounded
 from scanlib.kernels.compiled import ProgramEntry
 from scanlib.kernels.language import INT64, INTERRUPTED, Poll, Value, walk
@@ -95,12 +104,10 @@ class InnerLoop:
 
     def __post_init__(self) -> None:
         self.inputs = [self.step.place(variable) for variable in self.node.inputs]
-        self.step_decides = False  # how many steps the loop takes
+        # How many steps the loop takes, or how large its arrays are.
+        self.step_decides = any(changes(*place.sizes, *place.strides) for place in self.inputs)
         if self.node.op.has_n_steps:
-            try:
-                self.step.size_of(self.node.inputs[0])
-            except NoKernelError:
-                self.step_decides = True
+            self.step_decides |= changes(self.step.extent_of(self.node.inputs[0]))
         self.failures = dict(self.program.failures)
         if not self.step_decides:  # what is checked before the first step is no failure later
             self.failures = {k: own for k, own in self.failures.items() if own.error != UNFIT}
@@ -124,9 +131,13 @@ class InnerLoop:
         with w.inside(step.before):
             self.table = step.pinned("int64", (words.size,)).pointer
             for word, size in found.items():
-                self.fill(word, step.value(size))
+                if not changes(size):
+                    self.fill(word, step.value(size))
             for number, function in enumerate(program.functions):
                 self.fill(words.functions + number, step.library(function))
+        for word, size in found.items():
+            if changes(size):
+                self.fill(word, step.value(size))
         for place, first in zip(self.inputs, words.inputs, strict=True):
             self.fill(first, place.pointer)
         if self.step_decides:
@@ -186,6 +197,7 @@ class InnerLoop:
             return size
         if isinstance(size, Expression):
             return combined(size.operation, *map(self.translated, size.parts))
+        assert isinstance(size, Given)
         if size.kind == "part":
             parts = self.program.parts[: size.axis]
             return total(*(rounded(self.translated(part)) for part in parts))
@@ -193,6 +205,6 @@ class InnerLoop:
             return 1  # of which most memory is asked for
         number = int(size.array.removeprefix("x"))
         if size.kind == "value":
-            return self.step.size_of(self.node.inputs[number])
+            return self.step.extent_of(self.node.inputs[number])
         place = self.inputs[number]
         return (place.sizes if size.kind == "dim" else place.strides)[size.axis]

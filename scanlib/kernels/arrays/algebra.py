@@ -18,7 +18,16 @@ from pytensor.tensor.math import Dot
 
 from scanlib.kernels.arrays.array_step import Step, rule
 from scanlib.kernels.arrays.nests import copied, write_copy
-from scanlib.kernels.arrays.sizes import Size, if_equal, minimum, pieces, product, quotient, total
+from scanlib.kernels.arrays.sizes import (
+    Size,
+    changes,
+    if_equal,
+    minimum,
+    pieces,
+    product,
+    quotient,
+    total,
+)
 from scanlib.kernels.arrays.workspace import Place, is_contiguous
 from scanlib.kernels.language import FLOATS, Value
 from scanlib.kernels.linalg import factorizations, products
@@ -146,7 +155,7 @@ def write_product_of_fixed(step: Step, a: Place, b: Place, c: Place) -> None:
         too_large = quotient(product(m, depth, n), products.LARGEST + 1)
         pays = minimum(1, product(rows, columns))
         pays = step.sizes.same(if_equal(too_large, 0, pays, 0))
-    if pays == 0:
+    if pays == 0 or changes(pays):
         write_product(step, a, b, c)
         return
     width = product(panel, pieces(n, panel))

@@ -24,7 +24,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort, walk
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import ScalarType
+from pytensor.scalar.basic import Clip, ScalarMaximum, ScalarMinimum, ScalarType
 from pytensor.tensor.basic import Alloc, Join
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Dot
@@ -33,10 +33,10 @@ from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import INDEX_READS, INDEX_WRITES, join_of
-from scanlib.kernels.arrays.sizes import Size, SizeValues, combined, product
+from scanlib.kernels.arrays.sizes import Changing, Size, SizeValues, changes, combined, product
 from scanlib.kernels.arrays.workspace import Part, Place, Workspace, bytes_of, is_contiguous
 from scanlib.kernels.language import DTYPES, Block, Type, Value, Writer
-from scanlib.kernels.scalars import NoKernelError, Number, Scalars, parts_of
+from scanlib.kernels.scalars import NoKernelError, Number, Scalars, parts_of, real
 from scanlib.kernels.spans import itemsize, lane_pieces, load_number, store_number
 from scanlib.lengths.numbers import constant_index
 from scanlib.ops.messages import NodeMessages
@@ -208,6 +208,7 @@ class Step:
         self.sizes, self.before = workspace.sizes, Block()
         self.numbers: dict[Variable, Number] = {}
         self.known: dict[Variable, Size] = {}
+        self.changing: dict[Variable, Changing] = {}
         self.fixed: set[Variable] = set()
         self.items: dict[Variable, list[Variable]] = {}  # of arrays that are made of numbers
         self.places: dict[Variable, Place] = {}
@@ -216,7 +217,7 @@ class Step:
         self.by_item: set[Variable] = set()
         self.destinations: dict[Variable, Destination] = {}
         self.arrived: dict[Variable, tuple[Destination, Value]] = {}
-        self.position = -1
+        self.position, self._changes = -1, 0
         self.last_use: dict[Variable, float] = {}
         self.readers: dict[Part, set[Variable]] = {}
         self._claimed: set[Part] = set()
@@ -296,11 +297,13 @@ class Step:
     def scope(self) -> Iterator[None]:
         """Forget, afterwards, what is read in a part of a step that runs never or often."""
         numbers, places = dict(self.numbers), dict(self.places)
+        changing = dict(self.changing)
         try:
             yield
         finally:
             constants = {v: place for v, place in self.places.items() if isinstance(v, Constant)}
             self.numbers, self.places = numbers, {**places, **constants}
+            self.changing = changing
 
     # How variables are held
 
@@ -356,12 +359,35 @@ class Step:
         number = constant_index(variable)
         if number is not None:
             return number
-        if isinstance(variable, Variable) and variable not in self.known:
-            self.known[variable] = self._derived(variable)
+        if not self._is_derived(variable):
+            raise NoKernelError("sizes that change from step to step have no kernel")
         return self.sizes.same(self.known[variable])
 
-    def _derived(self, variable: Variable) -> Size:
-        """Return an integer that is computed of known ones by way of other numbers."""
+    def extent_of(self, variable: Variable | int) -> Size:
+        """Return an integer as a size, which may change from step to step."""
+        if self.is_known(variable) or self._is_derived(variable):
+            return self.size_of(variable)
+        if variable not in self.changing:
+            value = self.writer.cast(real(self.number(variable)), "int64")
+            self._changes += 1
+            self.changing[variable] = Changing(self._changes, value, self._most(variable))
+        return self.changing[variable]
+
+    def _most(self, variable: Variable) -> Size | None:
+        """Return a known integer that one of the step does not exceed, if its nodes say so."""
+        if self.is_known(variable):
+            return self.size_of(variable)
+        node = variable.owner
+        scalar = getattr(node.op, "scalar_op", None) if node is not None else None
+        if isinstance(scalar, ScalarMinimum):
+            return next((most for k in node.inputs if (most := self._most(k)) is not None), None)
+        if isinstance(scalar, ScalarMaximum | Clip):  # the limits of a `Clip` may be swapped
+            one, other = map(self._most, node.inputs[-2:])
+            return None if one is None or other is None else combined("max", one, other)
+        return None
+
+    def _is_derived(self, variable: Variable) -> bool:
+        """Find out whether an integer is known, or computed of such by way of other numbers."""
         found: dict[Variable, Any] = dict(self.known)
         for node in toposort([variable], blockers=list(found)):
             for inp in node.inputs:
@@ -373,9 +399,9 @@ class Step:
             parts = [found[inp] for inp in node.inputs]
             scalar = node.op.make_scalar_node(*node.inputs)
             found |= {out: combined((scalar, k), *parts) for k, out in enumerate(node.outputs)}
-        if variable not in found:
-            raise NoKernelError("sizes that change from step to step have no kernel")
-        return found[variable]
+        if variable in found:
+            self.known[variable] = found[variable]
+        return variable in self.known
 
     def is_known(self, variable: Variable | int) -> bool:
         if isinstance(variable, int):
@@ -522,7 +548,7 @@ class Step:
         place = destination.place(tuple(map(same, sizes)))
         for axis, text in enumerate(destination.templates):
             size, own = sizes[axis], same(place.sizes[axis])
-            self.sizes.require_equal(size, own, destination.error, text, (0, own, same(size)))
+            self._compare("ne", size, own, destination.error, text, (own, same(size)))
         return place
 
     def is_last_reader(self, variable: Variable, place: Place) -> bool:
@@ -586,19 +612,34 @@ class Step:
         numbers: Sequence[Size] = (),
         what: Variable | None = None,
     ) -> Size:
-        """Note that two sizes must be equal, before the first step; return what stands for both."""
-        text = self.template(detail, what)
-        return self.sizes.require_equal(size, other, error, text, self._shown(numbers))
+        """Note that two sizes must be equal; return what stands for both."""
+        return self._compare("ne", size, other, error, self.template(detail, what), numbers)
 
     def require_not_below(
         self, size: Size, least: int, error: str, detail: str, numbers: Sequence[Size] = ()
     ) -> None:
-        """Note that a size must not be below a number, before the first step."""
-        text, shown = self.template(detail), self._shown(numbers)
-        self.sizes.require_not_below(size, least, error, text, shown)
+        """Note that a size must not be below a number."""
+        self._compare("lt", size, least, error, self.template(detail), numbers)
 
-    def _shown(self, numbers: Sequence[Size]) -> tuple[Size, ...]:
-        return tuple(numbers) if self.i is None else (0, *numbers)
+    def _compare(
+        self, wrong: str, size: Size, other: Size, error: str, text: str, numbers: Sequence[Size]
+    ) -> Size:
+        """Compare two sizes, before the first step if they are known then, and the `numbers` of the
+        message; return what stands for both if they must be equal."""
+        size, other = self.sizes.same(size), self.sizes.same(other)
+        if not changes(size, other, *numbers):
+            shown = tuple(numbers) if self.i is None else (0, *numbers)
+            if wrong == "ne":
+                return self.sizes.require_equal(size, other, error, text, shown)
+            self.sizes.require_not_below(size, other, error, text, shown)
+        elif size != other:
+            values = [self.value(number) for number in numbers]
+            steps = [] if self.i is None else [self.i]
+            one, another = self.value(size), self.value(other)
+            fails = one.differs(another) if wrong == "ne" else one < another
+            with self.writer.when(fails):
+                self.writer.fail(self.fail(error, text, len(steps + values)), *steps, *values)
+        return other if changes(size) else size
 
 
 def _is_computed_where_read(graph: FunctionGraph, out: Variable) -> bool:

@@ -9,7 +9,7 @@ from pytensor.tensor.blockwise import Blockwise
 
 from scanlib.kernels.arrays.array_step import Destination, Step, rule
 from scanlib.kernels.arrays.nests import common_sizes, deliver, over, stretched
-from scanlib.kernels.arrays.sizes import Size
+from scanlib.kernels.arrays.sizes import Size, unchanging
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import INT64, Block, Value
 from scanlib.lengths.batches import common
@@ -38,6 +38,7 @@ def write_batch(step: Step, node: Apply) -> None:
             step.alias(inner, outer)
             continue
         place = step.place(outer)
+        unchanging(place.sizes)
         inputs.append((inner, place, lead, stretched(step, outer, place.along(range(lead)), sizes)))
     first, found = Block(), {}
 

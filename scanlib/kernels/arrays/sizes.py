@@ -1,9 +1,13 @@
-"""Integers that are known before the first step: the sizes and strides of a step's arrays.
+"""The sizes and strides of a step's arrays: integers, nearly all known before the first step.
 
 A size is a Python integer or an expression of the dimensions, strides and integers that the loop is
 given. Expressions are values: equal ones are the same size. They are written into a kernel when
 they are needed there, once in each (`SizeValues`), so that the kernel that allocates memory and the
 one that uses it agree.
+
+A slice between places that a step computes has another size at each step: an expression with
+`Changing` integers, which is written where it is read. Memory is asked for what such a size does
+not exceed (`bound`).
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from typing import Any
 from pytensor.graph.basic import Apply
 
 from scanlib.kernels.language import FLOAT64, FLOATS, INT64, Block, Value, Writer
-from scanlib.kernels.scalars import Number, Scalars, real
+from scanlib.kernels.scalars import NoKernelError, Number, Scalars, real
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,65 @@ class Expression:
         return hash((self.operation, self.parts))
 
     @cached_property
+    def changes(self) -> bool:
+        return changes(*self.parts)
+
+    @cached_property
     def text(self) -> str:
         """What the terms of sums and products are sorted by."""
         return repr(self)
 
 
-Size = int | Given | Expression
+@dataclass(frozen=True)
+class Changing:
+    """An integer that each step computes, as `value`; equal ones have the same `number`. `most` is
+    a size that it does not exceed, if there is one."""
+
+    number: int
+    value: Value = field(compare=False, repr=False)
+    most: Size | None = field(compare=False, repr=False)
+
+
+Size = int | Given | Expression | Changing
+
+
+def changes(*sizes: Size) -> bool:
+    """Whether one of some sizes is another one at each step."""
+    return any(s.changes if isinstance(s, Expression) else isinstance(s, Changing) for s in sizes)
+
+
+def unchanging(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
+    """Return sizes that must be known before the first step; `NoKernelError` if they are not."""
+    if changes(*sizes):
+        raise NoKernelError("results whose sizes change from step to step have no kernel")
+    return sizes
+
+
+def bound(size: Size) -> Size:
+    """Return a known size that a size never exceeds, the same one if it is known itself."""
+    found = _bound(size)
+    if found is None:
+        raise NoKernelError("sizes that change from step to step have no kernel")
+    return found
+
+
+def _bound(size: Size) -> Size | None:
+    if not changes(size):
+        return size
+    if isinstance(size, Changing):
+        return size.most
+    if isinstance(size, Expression) and size.operation == "equal":
+        return _bound(combined("max", *size.parts[2:]))
+    if isinstance(size, Expression) and size.operation in _RISING:
+        found = [_bound(part) for part in size.parts]
+        known = [part for part in found if part is not None]
+        if size.operation == "min" and known:
+            return combined("min", *known) if len(known) > 1 else known[0]
+        falls = size.operation == "mul" and any(isinstance(k, int) and k < 0 for k in size.parts)
+        divides = size.operation == "quotient" and changes(size.parts[1])
+        if len(known) == len(found) and not falls and not divides:
+            return combined(size.operation, *known)
+    return None
 
 
 def product(*sizes: Size) -> Size:
@@ -82,6 +139,7 @@ def _joined(operation: str, nothing: int, sizes: tuple[Size, ...]) -> Size:
     return parts[0] if len(parts) == 1 else Expression(operation, parts)
 
 
+_RISING = ("add", "mul", "min", "max", "quotient")  # with each part, if none is negative
 _KNOWN: dict[str, Callable[..., int]] = {
     "min": min,
     "max": max,
@@ -175,7 +233,7 @@ class Sizes:
         size, other = self.same(size), self.same(other)
         if size == other:
             return size
-        self.checks.append(Check("ne", (size, other), error, template, values))
+        self._check("ne", size, other, error, template, values)
         if isinstance(size, int) and isinstance(other, int):
             return size
         kept, dropped = (size, other) if isinstance(size, int) else (other, size)
@@ -196,7 +254,14 @@ class Sizes:
         size, least = self.same(size), self.same(least)
         known = isinstance(size, int) and isinstance(least, int) and size >= least
         if not known and size != least:
-            self.checks.append(Check("lt", (size, least), error, template, values))
+            self._check("lt", size, least, error, template, values)
+
+    def _check(
+        self, operation: str, size: Size, other: Size, error: str, template: str, values: Any
+    ) -> None:
+        if changes(size, other, *values):
+            raise NoKernelError("a check of sizes that change from step to step has no kernel")
+        self.checks.append(Check(operation, (size, other), error, template, values))
 
     def contiguous_strides(self, itemsize: int, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
         """Return the strides in bytes of an array that fills its memory in order."""
@@ -227,6 +292,10 @@ class SizeValues:
     def value(self, size: Size) -> Value:
         if isinstance(size, int | float):
             return self.writer.constant(size, INT64 if isinstance(size, int) else FLOAT64)
+        if isinstance(size, Changing):
+            return size.value
+        if changes(size):
+            return self._write(size)
         if size not in self._values:
             with self.writer.inside(self.block):
                 self._values[size] = self._write(size)

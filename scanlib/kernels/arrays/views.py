@@ -49,6 +49,7 @@ from scanlib.kernels.arrays.nests import (
 from scanlib.kernels.arrays.sizes import (
     Given,
     Size,
+    changes,
     if_equal,
     maximum,
     minimum,
@@ -62,7 +63,7 @@ from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.scalars import NoKernelError, Number, added, parts_of, real
 from scanlib.kernels.spans import load_number, store_number
 from scanlib.lengths.arrays import width_of
-from scanlib.lengths.numbers import constant_index, constant_place, indices_of
+from scanlib.lengths.numbers import constant_place, indices_of
 from scanlib.ops import errors
 from scanlib.ops.messages import SPECIFIED_SHAPE, out_of_bounds, shape_text
 from scanlib.ops.row_ops.checked_rows import CheckedItems, CheckedRows
@@ -261,12 +262,12 @@ def write_checked_items(step: Step, node: Apply) -> None:
 
 
 def numbers_of(step: Step, vector: Variable) -> list[Size]:
-    """Return a vector of integers that are known before the first step."""
+    """Return a vector of integers, which may change from step to step."""
     if isinstance(vector, Constant):
         return [int(size) for size in vector.data]
     if vector not in step.items:
         raise NoKernelError("a shape that is computed as a vector has no kernel")
-    return [step.size_of(size) for size in step.items[vector]]
+    return [step.extent_of(size) for size in step.items[vector]]
 
 
 def diagonal(step: Step, place: Place, axes: tuple[int, int], offset: int) -> Place:
@@ -377,35 +378,26 @@ def _span(step: Step, index: slice, size: Size) -> tuple[Size, Size, int]:
     by = 1 if index.step is None else step.size_of(index.step)
     if not isinstance(by, int):
         raise NoKernelError("a slice whose step is computed has no kernel")
-    if by < 0:
-        # The items from the end of the array on, counted from there.
-        start, stop = (_from_end(bound) for bound in (index.start, index.stop))
-        first, count = _forward(step, start, stop, -by, size)
-        return total(size, -1, product(-1, first)), count, by
-    return *_forward(step, index.start, index.stop, by, size), by
-
-
-def _from_end(bound: Variable | int | None) -> int | None:
-    """Return what bounds the same items where these are counted from the end."""
-    if bound is None:
-        return None
-    known = constant_index(bound)
-    if known is None:
-        raise NoKernelError("a slice that goes back from a computed place has no kernel")
-    return -1 - known
+    bounds = [None if k is None else step.extent_of(k) for k in (index.start, index.stop)]
+    if by < 0:  # the items from the end of the array on, counted from there
+        bounds = [None if k is None else total(-1, product(-1, k)) for k in bounds]
+    start, stop = bounds
+    first, count = _forward(step, start, stop, abs(by), size)
+    return first if by > 0 else total(size, -1, product(-1, first)), count, by
 
 
 def _forward(
-    step: Step, start: Variable | int | None, stop: Variable | int | None, by: int, size: Size
+    step: Step, start: Size | None, stop: Size | None, by: int, size: Size
 ) -> tuple[Size, Size]:
     first = 0 if start is None else _bound(step, start, size)
     last = size if stop is None else _bound(step, stop, size)
     count = last if first == 0 else maximum(total(last, product(-1, first)), 0)
+    if changes(count):
+        count = minimum(count, size)  # as nobody knows of it
     return first, pieces(count, by)
 
 
-def _bound(step: Step, bound: Variable | int, size: Size) -> Size:
-    number = step.size_of(bound)
+def _bound(step: Step, number: Size, size: Size) -> Size:
     if isinstance(number, int):
         if isinstance(size, int):
             return slice(number, None).indices(size)[0]
@@ -645,7 +637,7 @@ def write_scatter(step: Step, node: Apply) -> None:
 def write_alloc(step: Step, node: Apply) -> None:
     value, *sizes = node.inputs
     out = node.outputs[0]
-    known = list(map(step.size_of, sizes))
+    known = list(map(step.extent_of, sizes))
     for size in known:
         if not (isinstance(size, Given) and size.kind == "dim"):
             step.require_not_below(size, 0, "ValueError", NEGATIVE, [size])
@@ -662,10 +654,10 @@ def write_arange(step: Step, node: Apply) -> None:
     out, w = node.outputs[0], step.writer
     if any(number.type.dtype not in integer_dtypes for number in node.inputs):
         raise NoKernelError("a range between numbers that are no integers has no kernel")
-    first, stride = step.size_of(start), step.size_of(by)
+    first, stride = step.extent_of(start), step.size_of(by)
     if not isinstance(stride, int) or stride <= 0 or parts_of(out.type.dtype) is not None:
         raise NoKernelError("a range with a step that is computed or negative has no kernel")
-    length = maximum(total(step.size_of(stop), product(-1, first)), 0)
+    length = maximum(total(step.extent_of(stop), product(-1, first)), 0)
     size = pieces(length, stride)
     target = step.target(out, [size])
     with w.loop(0, step.value(size)) as index:
@@ -755,5 +747,7 @@ def write_split(step: Step, node: Apply) -> None:
     for out, length in zip(node.outputs, wanted, strict=True):
         text = "Split sizes cannot be negative, got {}"
         step.require_not_below(length, 0, "ValueError", text, [length])
+        if changes(length):
+            length = minimum(length, place.sizes[along])
         step.bind_place(out, _part(step, place, along, first, length))
         first = total(first, length)

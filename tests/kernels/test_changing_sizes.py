@@ -1,0 +1,194 @@
+"""Steps whose slices have another size at each step."""
+
+import random
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import scanlib
+from scanlib.backends.handler.programs import program_of
+from scanlib.ops.execution import LoopOp
+from tests.checks import assert_derivatives, assert_same, in_python
+from tests.exploration import half
+from tests.modes import MODES
+
+rng = np.random.default_rng(5)
+N = 5
+A, h, k, x = pt.dmatrix("A"), pt.dvector("h"), pt.lvector("k"), pt.dvector("x")
+VALUES = {A: rng.normal(size=(N, N)) + 3 * np.eye(N), h: rng.normal(size=N)}
+
+
+def scan(*args, **kwargs):
+    return scanlib.scan(*args, return_updates=False, **kwargs)
+
+
+def assert_kernels(function):
+    loops = [node for node in function.maker.fgraph.toposort() if isinstance(node.op, LoopOp)]
+    assert loops
+    assert all(program_of(node.op, node) is not None for node in loops)
+
+
+def renewal(i, h):
+    """Infections of a day from those of up to three days before."""
+    n = pt.minimum(i, 3)
+    return h[i].set(1.2 * (h[i - n : i][::-1] * A[0, :n]).sum() + 0.1)
+
+
+def plain_renewal(i, h, A):
+    n = min(i, 3)
+    h[i] = 1.2 * (h[i - n : i][::-1] * A[0, :n]).sum() + 0.1
+
+
+def substitution(i, h):
+    return h[i].set((h[i] - A[i, :i] @ h[:i]) / A[i, i])
+
+
+def plain_substitution(i, h, A):
+    h[i] = (h[i] - A[i, :i] @ h[:i]) / A[i, i]
+
+
+def block(i, h):
+    m = pt.minimum(i + 1, 3)
+    return h[:m].set(pt.linalg.solve(A[:m, :m], h[:m]))
+
+
+def plain_block(i, h, A):
+    m = min(i + 1, 3)
+    h[:m] = np.linalg.solve(A[:m, :m], h[:m])
+
+
+def inner(i, h):
+    """A loop over a slice, whose history is read, and one whose number of steps is bounded."""
+    trace = scan(lambda a, g: pt.tanh(g + a), h[:i], np.float64(0.2))
+    steps = scan(lambda g: 0.5 * g, None, h[i], n_steps=pt.minimum(i, 3))
+    return h[i].inc(trace.sum() + (steps**2).sum())
+
+
+def plain_inner(i, h, A):
+    g, total, s = 0.2, 0.0, h[i]
+    for a in h[:i]:
+        g = np.tanh(g + a)
+        total += g
+    for _ in range(min(i, 3)):
+        s = 0.5 * s
+        total += s**2
+    h[i] += total
+
+
+def rotated(i, h):
+    weights = pt.arange(pt.minimum(i, 4))
+    return pt.concatenate([h[i:], h[:i] * 0.5]) + (h[: weights.shape[0]] * weights).sum()
+
+
+def plain_rotated(i, h, A):
+    n = min(i, 4)
+    h[:] = np.concatenate([h[i:], h[:i] * 0.5]) + (h[:n] * np.arange(n)).sum()
+
+
+STEPS = [
+    (renewal, plain_renewal),
+    (substitution, plain_substitution),
+    (block, plain_block),
+    (inner, plain_inner),
+    (rotated, plain_rotated),
+]
+
+
+@pytest.mark.parametrize("step, plain", STEPS, ids=lambda value: value.__name__)
+def test_values_and_gradients(step, plain, mode):
+    last = scan(step, pt.arange(h.shape[0]), h)[-1]
+    cost = (last**2).sum()
+
+    def reference(A, h):
+        h = h.copy()
+        for i in range(len(h)):
+            plain(i, h, A)
+        return (h**2).sum()
+
+    used = {v: VALUES[v] for v in (A, h) if v in pytensor.graph.traversal.ancestors([cost])}
+    plain_cost = reference if A in used else lambda h: reference(None, h)
+    assert_derivatives(cost, used, plain_cost, mode, order=1)
+    if mode is not MODES["py"]:
+        assert_kernels(pytensor.function([*used], pytensor.grad(cost, [*used]), mode=mode))
+
+
+def test_elimination(mode):
+    """Rows below a pivot and columns to its right, as in a factorization by hand."""
+
+    def step(i, A):
+        factors = A[i + 1 :, i] / A[i, i]
+        return A[i + 1 :, i:].inc(-pt.outer(factors, A[i, i:]))
+
+    U = scan(step, pt.arange(A.shape[0]), A)[-1]
+    cost = pt.log(abs(pt.diagonal(U))).sum()
+    values = {A: VALUES[A]}
+    assert_derivatives(cost, values, lambda A: np.linalg.slogdet(A)[1], mode, order=1)
+
+
+def test_sizes_that_differ_at_a_step(fast_mode):
+    trace = scan(lambda i, j: (h[:i] * x[:j]).sum(), [pt.arange(k.shape[0]), k])
+    function = pytensor.function([k, h, x], trace, mode=fast_mode)
+    assert_kernels(function)
+    assert_same([function([0, 1, 2], np.ones(5), np.ones(3))], [np.array([0.0, 1.0, 2.0])])
+    with pytest.raises(ValueError, match=r"at step 2: .*sizes 2 and 3"):
+        function([0, 1, 3], np.ones(5), np.ones(3))
+
+
+# Generated steps
+
+
+def place(choice, i, j, n):
+    """Return where a slice begins or ends."""
+    kinds = [i, j, pt.minimum(i, j), i - j, -j, n - i, None, choice.randint(-3, 3)]
+    return choice.choice(kinds)
+
+
+def part(choice, array, i, j):
+    n = array.shape[0]
+    by = choice.choice([None, None, 1, 2, -1, -2])
+    return array[place(choice, i, j, n) : place(choice, i, j, n) : by]
+
+
+CHANGES = (
+    lambda y, z: pt.sin(y),
+    lambda y, z: pt.cumsum(y),
+    lambda y, z: pt.concatenate([y, z[:2]])[1:],
+    lambda y, z: pt.zeros(y.shape[0]) + y * y,
+    lambda y, z: pt.sort(y),
+    lambda y, z: (y[:, None] * z[None, :2]).sum(1),
+    lambda y, z: y * z[: y.shape[0]] if y is z else y[: z.shape[0]] * z[: y.shape[0]],
+    lambda y, z: scan(lambda a, g: pt.tanh(0.5 * g + a), y, np.float64(0.0)),
+)
+WRITES = (
+    lambda h, y, i, j: 0.5 * h + pt.tanh(y.sum()),
+    lambda h, y, i, j: h[i % h.shape[0]].set(pt.tanh(pt.dot(y, y))),
+    lambda h, y, i, j: h[:j].set(h[:j][::-1] * 0.5 + pt.tanh(y.sum())),
+    lambda h, y, i, j: h[-j:].inc(0.1 * h[-j:] * (y**2).sum()),
+)
+
+
+@pytest.mark.parametrize("seed", half(0, 40))
+def test_generated_steps(seed, fast_mode):
+    choice = random.Random(seed)
+
+    def step(i, j, v, h):
+        y, z = (part(choice, choice.choice([h, x, A[:, 0], A[i % 3]]), i, j) for _ in range(2))
+        for _ in range(choice.randint(1, 2)):
+            y = choice.choice(CHANGES)(y, z)
+        return choice.choice(WRITES)(h, y, i, j) + 0.1 * v
+
+    traces = scan(step, [pt.arange(k.shape[0]), k, x], h)
+    cost = (traces[-1] ** 2).sum() + traces.sum()
+    outputs = [traces, *pytensor.grad(cost, [h, x, A], disconnected_inputs="ignore")]
+    inputs, values = [k, x, h, A], []
+    for size in (1, 6):
+        own = np.random.default_rng(seed + size)
+        numbers = own.integers(0, 5, size), own.normal(size=size), own.normal(size=7)
+        values.append((*numbers, own.normal(size=(4, 4))))
+    plain = in_python(inputs, outputs)
+    function = pytensor.function(inputs, outputs, mode=fast_mode, on_unused_input="ignore")
+    assert_kernels(function)
+    for given in values:
+        assert_same(function(*given), plain(*given))
