@@ -46,7 +46,7 @@ def write_batch(step: Step, node: Apply) -> None:
         """Return where a result of one item belongs in those of all."""
         if inner not in found:
             with w.inside(first):
-                found[inner] = step.target(outer, [*sizes, *own])
+                found[inner] = step.target(outer, [*sizes, *unchanging(own)])
         whole = found[inner]
         offset: Value = w.constant(0, INT64)
         for index, stride in zip(loops, whole.strides, strict=False):
