@@ -13,7 +13,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable, equal_computations
 from pytensor.graph.traversal import toposort, walk
-from pytensor.scalar.basic import Add, Cast, Mul, Neg, Sub, Switch
+from pytensor.scalar.basic import Add, Cast, Mul, Neg, Second, Sub, Switch
 from pytensor.tensor.basic import Join
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
@@ -109,7 +109,7 @@ def _at_all_places(value: Variable, mask: Variable, ndim: int) -> Variable | Non
             return None
         padded = pt.shape_padright(mask, ndim - mask.type.ndim)
         return pt.switch(padded, x, np.zeros((), x.type.dtype))
-    if not applies(node, (Add, Cast, Mul, Neg, Sub)):
+    if not applies(node, (Add, Cast, Mul, Neg, Second, Sub)):
         return None
     parts = [_at_all_places(inp, mask, ndim) for inp in node.inputs]
     return None if None in parts else node.op(*parts)

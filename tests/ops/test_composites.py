@@ -157,12 +157,14 @@ def test_what_a_mask_selects_where_it_says(linker):
 def test_rows_that_a_mask_selects():
     A, B, rows = pt.dmatrix("A"), pt.fmatrix("B"), pt.vector("rows", dtype="bool")
     made = [A[rows].set(B[rows]), A[A > 0].inc(2 * B[A > 0] - 1), B[rows].set(B[rows] + B[rows])]
+    made.append(A[rows].set(pt.fill(B[rows], 3.0)))  # as gradients have it
     f = pytensor.function([A, B, rows], [written(y) for y in made], mode="FAST_COMPILE")
     a, b, some = rng.normal(size=(2, 3)), rng.normal(size=(2, 3)).astype("float32"), [True, False]
-    expected = [a.copy(), a.copy(), b.copy()]
+    expected = [a.copy(), a.copy(), b.copy(), a.copy()]
     expected[0][some] = b[some]
     expected[1][a > 0] += 2 * b[a > 0] - 1
     expected[2][some] *= 2
+    expected[3][some] = 3
     for one, other in zip(f(a, b, some), expected, strict=True):
         np.testing.assert_array_equal(one, other)
     with pytest.raises(ValueError, match=r"(?i)shape|broadcast"):
