@@ -13,7 +13,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable, equal_computations
 from pytensor.graph.traversal import toposort, walk
-from pytensor.scalar.basic import Switch
+from pytensor.scalar.basic import Add, Cast, Mul, Neg, Second, Sub, Switch
 from pytensor.tensor.basic import Join
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
@@ -29,7 +29,7 @@ from pytensor.tensor.pad import Pad
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib._compat import INDEX_WRITES, IfElse, inline_ofg_node, join_of
+from scanlib._compat import INDEX_READS, INDEX_WRITES, IfElse, inline_ofg_node, join_of
 from scanlib.lengths.numbers import constant_index, indices_of, only_cut
 from scanlib.ops.batching import batch_of
 from scanlib.ops.graph import applies, substitute
@@ -76,15 +76,43 @@ def _pad(node: Apply) -> list[Variable]:
 
 
 def _write_at_mask(node: Apply) -> list[Variable] | None:
-    """Write one number where a mask of the leading axes says; of several, only the run tells how
-    many there must be."""
+    """Write where a mask of the leading axes says: one number, or what the same mask selects of
+    other arrays. Of several numbers only the run tells how many there must be."""
     x, value, *_ = node.inputs
     mask, *others = indices_of(node)
-    if others or value.type.ndim or getattr(mask, "dtype", "") != "bool":
+    if others or getattr(mask, "dtype", "") != "bool":
+        return None
+    whole = _at_all_places(value, mask, x.type.ndim)
+    if whole is None:
         return None
     mask = pt.shape_padright(mask, x.type.ndim - mask.type.ndim)
-    made = value if node.op.set_instead_of_inc else x + value
+    made = whole if node.op.set_instead_of_inc else x + whole
     return [pt.switch(mask, pt.cast(made, x.type.dtype), x)]
+
+
+def _at_all_places(value: Variable, mask: Variable, ndim: int) -> Variable | None:
+    """Return what is written at a mask as an array of all items, None where it is none.
+
+    Those that the mask leaves out are computed from zeros: they may be missing, and a gradient
+    multiplies what is computed from them by zero. So only operations count that are finite there.
+    """
+    if all(value.type.broadcastable):
+        return value.dimshuffle()
+    node = value.owner
+    if node is None:
+        return None
+    if isinstance(node.op, INDEX_READS):
+        x, places = node.inputs[0], indices_of(node)
+        if len(places) > 1 or x.type.ndim != ndim or not isinstance(places[0], Variable):
+            return None
+        if not equal_computations(places, [mask]):
+            return None
+        padded = pt.shape_padright(mask, ndim - mask.type.ndim)
+        return pt.switch(padded, x, np.zeros((), x.type.dtype))
+    if not applies(node, (Add, Cast, Mul, Neg, Second, Sub)):
+        return None
+    parts = [_at_all_places(inp, mask, ndim) for inp in node.inputs]
+    return None if None in parts else node.op(*parts)
 
 
 def _choice_of_writes(node: Apply) -> list[Variable] | None:

@@ -117,8 +117,58 @@ def test_numbers_where_a_mask_says():
     expected[3][some] += 1.5
     for one, other in zip(f(value, 1.5, some), expected, strict=True):
         np.testing.assert_array_equal(one, other)
-    several = x[rows].set(x[:2])  # stays as it is
-    assert not composites([several])
+    # What only the run can count, and what need not be finite where the mask selects nothing.
+    assert not composites([x[rows].set(x[:2]), x[rows].set(x[x[:, 0] > 1])])
+    assert not composites([x[rows].set(pt.log(x[rows])), x[rows].set(x[rows, 1:])])
+
+
+@pytest.mark.parametrize("linker", ["NUMBA", "JAX"])
+def test_what_a_mask_selects_where_it_says(linker):
+    """Levels of which some are observed, as NumPy writes them: what is missing counts nowhere."""
+    if linker == "JAX":
+        pytest.importorskip("jax")
+    y, gain, slope = pt.dmatrix("y"), pt.dscalar("gain"), pt.dscalar("slope")
+
+    def step(level, y):
+        seen = ~pt.isnan(y)
+        moved = level[seen].set(slope * level[seen] + gain * (y[seen] - level[seen]))
+        return written(moved), written(pt.zeros(3)[y > 0].inc((moved - y)[y > 0]))
+
+    def total(gain, slope):
+        level, total = np.zeros(3), 0.0
+        for row in values:
+            seen, level = ~np.isnan(row), level.copy()
+            level[seen] = slope * level[seen] + gain * (row[seen] - level[seen])
+            total += (level**2).sum() + (level - row)[row > 0].sum()
+        return total
+
+    _, levels = scanlib.loop(lambda level, y: (step(level, y)[0], step(level, y)), pt.zeros(3), y)
+    cost = (levels[0] ** 2).sum() + levels[1].sum()
+    gains = pt.dvector("gains")
+    batch = vectorize_graph([cost, *pytensor.grad(cost, [gain, slope])], {gain: gains})
+    f = pytensor.function([y, gains, slope], batch, mode=linker)
+    values = np.where(rng.uniform(size=(5, 3)) < 0.4, np.nan, rng.normal(size=(5, 3)))
+    values[2] = np.nan
+    for some, *found in zip([0.3, 0.8], *f(values, [0.3, 0.8], 0.9), strict=True):
+        np.testing.assert_allclose(found[0], total(some, 0.9))
+        np.testing.assert_allclose(found[1:], central_gradient(total, [some, 0.9]), rtol=1e-6)
+
+
+def test_rows_that_a_mask_selects():
+    A, B, rows = pt.dmatrix("A"), pt.fmatrix("B"), pt.vector("rows", dtype="bool")
+    made = [A[rows].set(B[rows]), A[A > 0].inc(2 * B[A > 0] - 1), B[rows].set(B[rows] + B[rows])]
+    made.append(A[rows].set(pt.fill(B[rows], 3.0)))  # as gradients have it
+    f = pytensor.function([A, B, rows], [written(y) for y in made], mode="FAST_COMPILE")
+    a, b, some = rng.normal(size=(2, 3)), rng.normal(size=(2, 3)).astype("float32"), [True, False]
+    expected = [a.copy(), a.copy(), b.copy(), a.copy()]
+    expected[0][some] = b[some]
+    expected[1][a > 0] += 2 * b[a > 0] - 1
+    expected[2][some] *= 2
+    expected[3][some] = 3
+    for one, other in zip(f(a, b, some), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(ValueError, match=r"(?i)shape|broadcast"):
+        f(a, b[:1], some)
 
 
 TYPES = [("float32", "float64"), ("float64", "float32"), ("int32", "float32"), ("bool", "float64")]

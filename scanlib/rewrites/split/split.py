@@ -90,7 +90,7 @@ class SplitLoops(LoopRewrite):
         made = {old: value for old, value in pairs if value is not None}
         replace(fgraph, made, "scanlib_split")
         record_of(fgraph).splits.append(note)
-        for part in [n for n in fgraph.apply_nodes if is_loop(n) and n not in before]:
+        for part in [n for n in fgraph.toposort() if is_loop(n) and n not in before]:
             LowerLinearLoops.lower(fgraph, part) or LowerElementwiseLoops.lower(fgraph, part)
 
 

@@ -34,6 +34,8 @@ STEPS = {
     "mean": lambda x, m, A: pt.switch(m.any(), x[m].sum() / pt.maximum(m.sum(), 1), -1.0),
     "rows set to a number": lambda x, m, A: pt.set_subtensor(A[~m], 0.0).T @ pt.ones(3),
     "a number added to rows": lambda x, m, A: pt.inc_subtensor(A[m], x[0]),
+    "rows set": lambda x, m, A: pt.set_subtensor(A[m], A[::-1][m] - 2 * A[m]),
+    "items added": lambda x, m, A: pt.inc_subtensor(A[:, 0][m], x[m]),
     "largest": lambda x, m, A: A[A > 0.3].max(),
 }
 
@@ -49,7 +51,6 @@ def outputs_of(names):
 # What is written to the items of a mask, and masks that are not the whole index.
 REFUSED = {
     "items set": lambda x, m, A: pt.set_subtensor(A[:, 0][m], x[m] ** 2),
-    "rows set": lambda x, m, A: pt.set_subtensor(A[m], A[::-1][m]),
     "a row added": lambda x, m, A: pt.inc_subtensor(A[m], A[0]),
     "gradient": lambda x, m, A: pytensor.grad((A[m] ** 2).sum(), A),
     "columns": lambda x, m, A: pt.set_subtensor(A.T[:, m], x[m]),
