@@ -257,7 +257,7 @@ class Sizes:
             self._check("lt", size, least, error, template, values)
 
     def _check(
-        self, operation: str, size: Size, other: Size, error: str, template: str, values: Any
+        self, operation: str, size: Size, other: Size, error: str, template: str, values: tuple
     ) -> None:
         if changes(size, other, *values):
             raise NoKernelError("a check of sizes that change from step to step has no kernel")
