@@ -64,10 +64,12 @@ def take_apart(
     try:
         for node in graph.toposort():
             step.add(node)
+            if len(step.known) > most:
+                return None
         results = [step.whole(out) for out in graph.outputs]
     except (WholeArrayError, IndexError, ValueError):  # NumPy's, where sizes do not fit
         return None
-    return TakenApart(results, step.expected) if len(step.known) <= most else None
+    return TakenApart(results, step.expected)
 
 
 def works_on_numbers(op: Scan, most: float = MOST_NUMBERS) -> bool:
