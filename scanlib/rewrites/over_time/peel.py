@@ -30,6 +30,7 @@ from math import prod
 from typing import Any
 
 import pytensor.tensor as pt
+from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort, walk
@@ -48,11 +49,13 @@ from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
 from scanlib._compat import INDEX_READS, LOG_SUM_EXP, join_of, sorted_axis, split_of, vectorize_rule
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.graph import conform, core_op, substitute, with_axes
-from scanlib.ops.loop import Carry, Loop, Output, Part, State
+from scanlib.ops.graph import conform, core_op, row_type, substitute, with_axes
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, State
+from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.row_ops.checked_rows import checked_places
 from scanlib.ops.row_ops.step_products import StepProducts
 from scanlib.rewrites.over_time.split_cost import (
+    is_function,
     multiplies_in_batches,
     outer_factors,
     varying_index,
@@ -65,7 +68,7 @@ class OverTime:
 
     The loop's non-sequences are the same at every step; `varying` has body variables that differ,
     and all their values, time first. `length` is the number of steps, where it is another than the
-    loop's.
+    loop's. `in_programs` says that the linker computes batches by programs of kernels.
     """
 
     def __init__(
@@ -73,7 +76,9 @@ class OverTime:
         loop: Loop,
         varying: dict[Variable, Variable],
         length: Variable | None = None,
+        in_programs: bool = False,
     ) -> None:
+        self.in_programs = in_programs
         self.length = loop.length() if length is None else length
         self.fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
         self.varying = dict(varying)
@@ -149,6 +154,10 @@ class OverTime:
             return [self._written(node)]
         if varying_index(node, self.varying.__contains__):
             return [self._gathered(node)]
+        if isinstance(op, Elemwise):
+            kernel = self._kernel(node)
+            if kernel is not None:
+                return [kernel]
         if isinstance(op, Join):
             axis, parts = join_of(node)
             if axis is not None:
@@ -194,6 +203,31 @@ class OverTime:
         change = pt.set_subtensor if node.op.set_instead_of_inc else pt.inc_subtensor
         values = self.rows(node.inputs[1])
         return change(target, with_axes(values, 1, target.type.ndim - values.type.ndim))
+
+    def _kernel(self, node: Apply) -> Variable | None:
+        """Return a node's values as a loop of elementwise work; see `split_cost`.
+
+        The loop holds all elementwise work above the node, if there is a function among it.
+        """
+        if self.in_programs or not config.scanlib__lower:
+            return None
+        region, ends = elementwise_region(node, self.given)
+        if not any(is_function(member) for member in region):
+            return None
+        rows: dict[Variable, Variable] = {}
+        loop = Loop(name="map")
+        for end in ends:
+            value, has_time = self.value(end)
+            inner = row_type(value)() if has_time else value.type()
+            if inner.type.broadcastable != end.type.broadcastable:
+                return None
+            rows[end] = inner
+            if has_time:
+                loop.sequences.append(SequencePart(value, inner))
+            else:
+                loop.non_sequences.append(NonSequence(value, inner))
+        loop.outputs.append(Output(substitute([node.outputs[0]], rows)[0]))
+        return loop.apply().outputs[0]
 
     def results(
         self,

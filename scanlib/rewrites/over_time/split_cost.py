@@ -31,10 +31,12 @@ that crosses the border between a loop and a batch is written once and read once
 4. **Sums run in constant memory.** ``c + f(x_t, h_t)`` leaves the loop if it is a product (one
    matrix product over all steps), or if its rows are stored anyway. Sums of elementwise work on
    sequences are a loop of their own, which stores nothing.
-5. **A recurrence in matrices** is lowered to a kernel that reads a matrix for each step. Where
+5. **Functions are computed by kernels.** Numba's, C's and, on one CPU, JAX's linkers fuse batches.
+   For others, those that hold ``exp`` or ``tanh`` become a loop over the steps for each result.
+6. **A recurrence in matrices** is lowered to a kernel that reads a matrix for each step. Where
    these would have to be made from fixed matrices and rows, as ``diag(1 - h_t²) U`` for each item
    of a batch, the step multiplies instead (`lower.linear_recurrence`).
-6. **What the forward loop computed, the backward loop reads** if it is a product, or a function
+7. **What the forward loop computed, the backward loop reads** if it is a product, or a function
    with more than arithmetic of one: it takes two passes over the rows, and computing it
    again takes the product as well (`split.reuse`).
 """
