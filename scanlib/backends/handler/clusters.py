@@ -119,7 +119,7 @@ class Plan:
         if node in self.refused or isinstance(node.op, ALONE) or not has_rule(node.op):
             return False
         above: Apply | None = node
-        while above is not None and isinstance(above.op, INDEX_WRITES) and above.op.destroy_map:
+        while above and above.op.destroy_map and isinstance(above.op, INDEX_WRITES):
             above = above.inputs[0].owner
         if above is None:
             return False  # a program would copy what the graph is given, into which nodes write
