@@ -13,17 +13,19 @@ from pytensor.compile.mode import optdb
 from pytensor.configdefaults import config
 from pytensor.graph.fg import FunctionGraph
 
-from scanlib._compat import IfElse
+from scanlib._compat import IfElse, features
 from scanlib.ops.execution import LoopOp
+from scanlib.ops.linker_features import HadLoops
 from scanlib.ops.loop_rewrite import LoopRewrite
 
 
 class GatherAroundLoops(LoopRewrite):
-    """Put one node in the place of those around loops that one program can compute."""
+    """Put one node in the place of those around loops, or of what is left of loops, that one
+    program can compute."""
 
     def rewrite_loops(self, fgraph: FunctionGraph) -> None:
         ops = [node.op for node in fgraph.apply_nodes]
-        if not any(isinstance(op, LoopOp) for op in ops):
+        if not (features(fgraph, HadLoops) or any(isinstance(op, LoopOp) for op in ops)):
             return
         # Branches that are not taken are not computed.
         if config.scanlib__perform != "auto" or any(isinstance(op, IfElse) for op in ops):

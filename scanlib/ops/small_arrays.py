@@ -55,22 +55,26 @@ class TakenApart:
     expected: dict[Variable, tuple[Sizes, Apply]]
 
 
-def take_apart(graph: FunctionGraph, signature: Signature) -> TakenApart | None:
+def take_apart(
+    graph: FunctionGraph, signature: Signature, most: float = MOST_NUMBERS
+) -> TakenApart | None:
     """Return what a loop's step computes if it works on numbers only; None if it is not to."""
     by_item = any(isinstance(node.op, Subtensor | MakeVector | Join) for node in graph.apply_nodes)
     step = _Step(graph, signature, MOST_COMPUTED if by_item else LONGEST_AXIS)
     try:
         for node in graph.toposort():
             step.add(node)
+            if len(step.known) > most:
+                return None
         results = [step.whole(out) for out in graph.outputs]
     except (WholeArrayError, IndexError, ValueError):  # NumPy's, where sizes do not fit
         return None
-    return TakenApart(results, step.expected) if len(step.known) <= MOST_NUMBERS else None
+    return TakenApart(results, step.expected)
 
 
-def works_on_numbers(op: Scan) -> bool:
-    """Whether kernels take the steps of a loop apart."""
-    return take_apart(thaw_graph(op.body), op.signature) is not None
+def works_on_numbers(op: Scan, most: float = MOST_NUMBERS) -> bool:
+    """Whether kernels take the steps of a loop apart, or would if these had no more numbers."""
+    return take_apart(thaw_graph(op.body), op.signature, most) is not None
 
 
 def _shapes_of_states(graph: FunctionGraph, signature: Signature) -> dict[Variable, Sizes]:

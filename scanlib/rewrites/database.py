@@ -61,6 +61,7 @@ ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
     (0.085, "ran_steps", WhereLoopsAre(fill_mask, always=True), ALWAYS),
     # Before loops are taken apart.
     (1.6, "remember_loops", RememberLoops(), NUMBA),
+    (1.6, "remember_loops_in_c", RememberLoops(), ("fast_run", "cxx_only")),
     (1.601, "mark_steps", MarkSteps(), NUMBA),
     (1.601, "mark_steps_in_c", MarkSteps(), ("fast_run", "cxx_only")),
     # Canonicalization puts what is written into the same zeros into one chain.

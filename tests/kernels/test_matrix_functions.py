@@ -1,4 +1,5 @@
-"""Exponentials, orthogonal factors and spectra of matrices in steps, against SciPy."""
+"""Exponentials, factors, spectra and pseudoinverses of matrices, and convolutions in steps, against
+NumPy and SciPy."""
 
 import numpy as np
 import pytensor
@@ -6,6 +7,7 @@ import pytensor.tensor as pt
 import pytest
 import scipy.linalg
 from pytensor.tensor.linalg.decomposition.eigen import Eigh
+from pytensor.tensor.signal import convolve1d
 
 import scanlib
 from scanlib.kernels.scalars import NoKernelError
@@ -137,7 +139,85 @@ def test_spectra_of_what_is_no_number(linker):
 
 
 @pytest.mark.parametrize("linker", ["numba", "c"])
-@pytest.mark.parametrize("name", ["exponential", "orthogonal", "spectral", "singular"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_pseudoinverses(dtype, linker):
+    f = steps_of(lambda a: [pt.linalg.pinv(a)], dtype, linker)
+    limit = 1e-11 if dtype == "float64" else 3e-3
+    for shape in ((3, 3), (5, 3), (3, 5), (1, 1), (1, 4), (0, 3), (3, 0)):
+        a = rng.normal(size=(2, *shape)).astype(dtype)
+        (found,) = f(a)
+        assert (found.shape, found.dtype) == ((2, *shape[::-1]), dtype)
+        np.testing.assert_allclose(found, np.linalg.pinv(a), rtol=limit, atol=limit)
+    a = np.stack([np.diag([2, 0, 0.5]), np.zeros((3, 3)), np.full((3, 3), np.nan)])
+    (found,) = f(a.astype(dtype))
+    np.testing.assert_allclose(found[0], np.diag([0.5, 0, 2]), atol=limit)
+    np.testing.assert_array_equal(found[1], 0)
+    assert np.isnan(found[2]).all()
+
+
+@pytest.mark.parametrize("linker", ["numba", "c"])
+@pytest.mark.parametrize("mode", ["full", "valid", "same"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
+def test_convolutions(dtype, mode, linker):
+    kernel = pt.vector("kernel", dtype=dtype)
+    x = pt.matrix("x", dtype=dtype)
+
+    def step(x, h, kernel):
+        return h + 1, convolve1d(pt.switch(h >= 0, x, 2 * x), kernel, mode=mode)
+
+    start = pt.zeros((), dtype=dtype)
+    _, trace = scanlib.scan(step, x, [start, None], [kernel], return_updates=False)
+    f = pytensor.function([x, kernel], trace, mode=MODES[linker])
+    (loop,) = (node for node in f.maker.fgraph.toposort() if is_loop(node))
+    array_program(loop.op)  # which would raise
+    for n, k in ((1, 1), (7, 1), (7, 3), (7, 4), (40, 9), (5, 5), (3, 7)):
+        if mode == "same" and k > n:
+            continue  # which NumPy centres otherwise
+        rows, values = ((10 * rng.normal(size=s)).astype(dtype) for s in ((2, n), k))
+        if dtype != "int64":
+            values[0] = np.inf
+        expected = [np.convolve(row, values, mode=mode) for row in rows]
+        if mode == "same" and dtype != "int64":  # zeros are put beside the array
+            wide = [np.pad(row, (k // 2, (k - 1) // 2)) for row in rows]
+            with np.errstate(invalid="ignore"):
+                expected = [np.convolve(row, values, mode="valid") for row in wide]
+        np.testing.assert_allclose(f(rows, values), expected, rtol=1e-5, atol=1e-4)
+    for n, k in ((0, 2), (2, 0)) if mode != "same" else ():
+        with pytest.raises(ValueError, match="empty"):
+            f(np.ones((1, n), dtype), np.ones(k, dtype))
+
+
+@pytest.mark.parametrize("mode", ["full", "valid", "same"])
+@pytest.mark.parametrize("known", [True, False])
+def test_derivatives_of_convolutions(known, mode):
+    n, k, steps = 6, 3, 2
+    x, kernel = (pt.tensor(shape=(s if known else None,)) for s in (n, k))
+
+    def convolved(x, kernel):
+        return np.convolve(x, kernel, mode=mode)
+
+    def step(h, x, kernel):
+        return pt.tanh(convolve1d(x * h[:, None].sum(), kernel, mode=mode)).sum() * h
+
+    cost = pt.sin(
+        scanlib.scan(step, None, pt.ones(1), [x, kernel], n_steps=steps, return_updates=False)
+    ).sum()
+
+    def reference(x, kernel):
+        h, total = 1.0, 0.0
+        for _ in range(steps):
+            h = np.tanh(convolved(x * h, kernel)).sum() * h
+            total += np.sin(h)
+        return total
+
+    values = {x: rng.normal(size=n), kernel: rng.normal(size=k)}
+    assert_derivatives(cost, values, reference, MODES["numba"], order=1)
+
+
+@pytest.mark.parametrize("linker", ["numba", "c"])
+@pytest.mark.parametrize(
+    "name", ["exponential", "orthogonal", "spectral", "singular", "pseudoinverse"]
+)
 def test_derivatives(name, linker):
     n, steps = 3, 2
     A, h = pt.tensor("A", shape=(n, n)), pt.dvector("h")
@@ -151,6 +231,8 @@ def test_derivatives(name, linker):
         if name == "singular":
             left, values, right = pt.linalg.svd(A + pt.outer(h, h), full_matrices=False)
             return (left * pt.tanh(values)) @ (right @ h)
+        if name == "pseudoinverse":
+            return pt.linalg.pinv(A + pt.outer(h, h)) @ h
         q, r = pt.linalg.qr(A + pt.outer(h, h))
         return q @ h + 0.1 * r[0]
 
@@ -168,6 +250,8 @@ def test_derivatives(name, linker):
             elif name == "singular":
                 both = np.linalg.svd(matrix + np.outer(state, state))
                 state = (both[0] * np.tanh(both[1])) @ (both[2] @ state)
+            elif name == "pseudoinverse":
+                state = np.linalg.pinv(matrix + np.outer(state, state)) @ state
             else:
                 q, r = scipy.linalg.qr(matrix + np.outer(state, state))
                 state = q @ state + 0.1 * r[0]

@@ -250,6 +250,24 @@ def test_batches_are_no_matrices_of_all_steps():
         np.testing.assert_allclose(by_rate[i], wanted, rtol=1e-8)
 
 
+def test_derivatives_of_large_steps_are_no_matrices_of_all_steps():
+    h, a = pt.tensor("h", shape=(3,)), pt.dvector("a")
+
+    def step(h, a):
+        for _ in range(13):  # more numbers than kernels take apart
+            h = lorenz(h, a)
+        return h
+
+    y = scan(step, None, [h], non_sequences=[a], n_steps=4)
+    f = pytensor.function([h, a], pytensor.grad((y**2).sum(), a))
+    assert not any(isinstance(node.op, LinearScan) for node in f.maker.fgraph.apply_nodes)
+    for i, found in enumerate(f(START, RATES)):
+        moved = RATES.astype(complex)
+        moved[i] += 1e-30j
+        wanted = (plain_lorenz(START, moved, 52)[12::13] ** 2).sum().imag / 1e-30
+        np.testing.assert_allclose(found, wanted, rtol=1e-8)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_initial_value_of_another_size(size, mode):
     h, a = pt.dvector("h"), pt.dvector("a")

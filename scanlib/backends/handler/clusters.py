@@ -34,7 +34,6 @@ from scanlib.kernels.arrays.decompositions import is_decomposed
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.execution import LoopOp
-from scanlib.ops.graph import before_writes
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.row_ops.checked_rows import CheckedRows
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
@@ -119,9 +118,11 @@ class Plan:
     def _may_be_gathered(self, node: Apply) -> bool:
         if node in self.refused or isinstance(node.op, ALONE) or not has_rule(node.op):
             return False
-        is_in_place = node.op.destroy_map and isinstance(node.op, INDEX_WRITES)
-        if is_in_place and before_writes(node.outputs[0]).owner is None:
-            return False  # a program would copy what the graph is given
+        above: Apply | None = node
+        while above and above.op.destroy_map and isinstance(above.op, INDEX_WRITES):
+            above = above.inputs[0].owner
+        if above is None:
+            return False  # a program would copy what the graph is given, into which nodes write
         return all(
             isinstance(variable.type, DenseTensorType | ScalarType | NoneTypeT)
             for variable in (*node.inputs, *node.outputs)

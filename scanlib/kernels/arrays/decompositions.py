@@ -15,6 +15,7 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import AllocDiag, AllocEmpty, Eye
 from pytensor.tensor.blas import BatchedDot, Dot22, Dot22Scalar, Gemm, Gemv
 from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.linalg.inverse import MatrixPinv
 from pytensor.tensor.linalg.products import Expm
 from pytensor.tensor.math import Argmax, Prod, ProdWithoutZeros
 from pytensor.tensor.reshape import JoinDims, SplitDims
@@ -149,6 +150,15 @@ def _even_polynomial(numbers: list[int], powers: list[Variable]) -> Variable:
     return found
 
 
+def _pinv(op: MatrixPinv, a: Variable) -> Variable:
+    """Return the pseudoinverse, as NumPy does: singular values that are almost none have none."""
+    if op.hermitian:
+        raise NoKernelError("the pseudoinverse of one triangle of a matrix has no kernel")
+    u, s, v = pt.linalg.svd(a, full_matrices=False)
+    inverse = pt.switch(s <= 1e-15 * pt.sum(s[:1]), 0, 1 / s)
+    return pt.dot(v.T * inverse, u.T)
+
+
 def _sum(a: Variable, product: Variable, b: Variable, z: Variable) -> Variable:
     """Return ``a product + b z``; if `b` is zero, nothing may have been written to `z`."""
     scaled = product if _is_constant(a, 1) else a * product
@@ -169,6 +179,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Variable]] = {
     BatchedDot: lambda op, x, y: (StepProducts() if x.dtype == y.dtype else pt.matmul)(x, y),
     StepProducts: _step_products,
     Expm: _expm,
+    MatrixPinv: _pinv,
     Softmax: _softmax,
     Argmax: _argmax,
     JoinDims: _join_dims,

@@ -36,6 +36,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -526,11 +527,12 @@ class _Search:
     def check_numbers(self, batch: int, matrix: Variable) -> None:
         """Refuse few numbers that steps put together, or rows of a batch of such.
 
-        They stay in registers there, and work on rows costs less than to make matrices for them.
+        They stay in registers there, and work on rows costs less than to make matrices for them;
+        the more so, the more numbers a step computes.
         """
         if not self.differs(matrix) or self.has_matrices:
             return
-        if batch or works_on_numbers(self.node.op):
+        if batch or works_on_numbers(self.node.op, most=inf):
             raise NotLinearError("its states are few numbers, which steps put together")
 
     # The joined matrix

@@ -29,7 +29,7 @@ from pytensor.graph.rewriting.basic import MergeOptimizer, dfs_rewriter, node_re
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort, walk
 from pytensor.scalar.basic import Add
-from pytensor.tensor.basic import Alloc
+from pytensor.tensor.basic import Alloc, MakeVector
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import Subtensor
@@ -189,13 +189,17 @@ def add_logs_of_states_last(loop: Loop) -> None:
 def specialize_elementwise(loop: Loop) -> None:
     """Run PyTensor's rewrites on a body that may be elementwise then.
 
-    `NotElementwiseError` if it multiplies matrices, factorizes or solves: bodies are canonical, and
-    no other rewrite takes out what they have of these, but where an axis may have one item.
+    `NotElementwiseError` if it multiplies matrices, factorizes or solves, or computes with several
+    numbers that it puts together: bodies are canonical, and no other rewrite takes out what they
+    have of these, but where an axis may have one item.
     """
     if config.scanlib__simplify:
-        for node in toposort(loop.body_outputs()):
-            if _stays(node):
-                raise NotElementwiseError(f"{node.op} is not elementwise", node.outputs[0])
+        nodes = list(toposort(roots := loop.body_outputs()))
+        read = (inp for node in nodes if isinstance(node.op, Elemwise) for inp in node.inputs)
+        made = (v for v in (*roots, *read) if isinstance(v.owner_op, MakeVector))
+        stays = [*filter(_stays, nodes), *(v.owner for v in made if v.type.shape != (1,))]
+        if stays:
+            raise NotElementwiseError(f"{stays[0].op} is not elementwise", stays[0].outputs[0])
     specialize_body(loop)
 
 

@@ -77,7 +77,8 @@ def lower_linear(
     loop, parts = find_recurrence(node, at_any_cost, by_steps)
     detached = detach(loop)
     try:
-        lowering = LinearLowering(loop, parts, read, detached.checked(loop))
+        rows = detached.checked(loop)
+        lowering = LinearLowering(loop, parts, read, rows, by_steps is not None)
         results = lowering.results()
     except NotImplementedError as error:
         raise NotLinearError(f"a step cannot be evaluated as a batch: {error}") from error
@@ -88,13 +89,18 @@ class LinearLowering:
     """Builds what replaces a loop's outputs."""
 
     def __init__(
-        self, loop: Loop, parts: Roles, read: list[bool], sequences: dict[Variable, Variable]
+        self,
+        loop: Loop,
+        parts: Roles,
+        read: list[bool],
+        sequences: dict[Variable, Variable],
+        in_programs: bool,
     ) -> None:
         self.loop = loop
         self.parts = parts
         self.read = read
         self.sequence_values = sequences
-        self.over_time = OverTime(loop, sequences)
+        self.over_time = OverTime(loop, sequences, in_programs=in_programs)
         pieces = parts.pieces
         self.pieces = pieces and pieces.changed(lambda size: self.over_time.value(size)[0])
         # The state before all steps, with an axis of time.
@@ -187,6 +193,7 @@ class LinearLowering:
             self.loop,
             {inner: values[row] for inner, values in self.sequence_values.items()},
             pt.minimum(self.loop.length(), 1),
+            self.over_time.in_programs,
         )
         for k, slot in enumerate(self.parts.slots):
             here.add(slot.value, self.of_slot(history[row], k))

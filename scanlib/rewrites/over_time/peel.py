@@ -68,7 +68,7 @@ class OverTime:
 
     The loop's non-sequences are the same at every step; `varying` has body variables that differ,
     and all their values, time first. `length` is the number of steps, where it is another than the
-    loop's.
+    loop's. `in_programs` says that the linker computes batches by programs of kernels.
     """
 
     def __init__(
@@ -76,7 +76,9 @@ class OverTime:
         loop: Loop,
         varying: dict[Variable, Variable],
         length: Variable | None = None,
+        in_programs: bool = False,
     ) -> None:
+        self.in_programs = in_programs
         self.length = loop.length() if length is None else length
         self.fixed = {whole.inner: whole.outer for whole in loop.non_sequences}
         self.varying = dict(varying)
@@ -207,7 +209,7 @@ class OverTime:
 
         The loop holds all elementwise work above the node, if there is a function among it.
         """
-        if not config.scanlib__lower:
+        if self.in_programs or not config.scanlib__lower:
             return None
         region, ends = elementwise_region(node, self.given)
         if not any(is_function(member) for member in region):

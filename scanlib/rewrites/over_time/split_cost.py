@@ -31,9 +31,8 @@ that crosses the border between a loop and a batch is written once and read once
 4. **Sums run in constant memory.** ``c + f(x_t, h_t)`` leaves the loop if it is a product (one
    matrix product over all steps), or if its rows are stored anyway. Sums of elementwise work on
    sequences are a loop of their own, which stores nothing.
-5. **Functions are computed by a kernel.** PyTensor evaluates ``exp`` and ``tanh`` of an array one
-   item after the other; scanlib's elementwise kernels take 4 to 60 times less. Batches
-   that hold one become an elementwise kernel over the steps, without recurrence.
+5. **Functions are computed by kernels.** Numba's, C's and, on one CPU, JAX's linkers fuse batches.
+   For others, those that hold ``exp`` or ``tanh`` become a loop over the steps for each result.
 6. **A recurrence in matrices** is lowered to a kernel that reads a matrix for each step. Where
    these would have to be made from fixed matrices and rows, as ``diag(1 - h_t²) U`` for each item
    of a batch, the step multiplies instead (`lower.linear_recurrence`).

@@ -30,7 +30,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from scanlib.lengths.known import countable_scalars
 from scanlib.ops.graph import is_outer_product
-from scanlib.ops.linker_features import needs_known_lengths
+from scanlib.ops.linker_features import needs_known_lengths, takes_steps
 from scanlib.ops.loop import Loop, Output, Part, Sequence, State, past_rows
 from scanlib.ops.loop_rewrite import LoopRewrite, record_of
 from scanlib.ops.row_ops.checked_rows import CheckedValue
@@ -81,7 +81,7 @@ class SplitLoops(LoopRewrite):
     def take_apart(self, fgraph: FunctionGraph, node: Apply) -> None:
         """Take one loop apart where that is worth it, and lower the loops among its parts."""
         read = [bool(fgraph.clients.get(out)) for out in node.outputs]
-        found = split(node, read)
+        found = split(node, read, takes_steps(fgraph) is not None)
         if found is None:
             return
         new, note = found
@@ -121,7 +121,9 @@ def _leaves_early(node: Apply) -> bool:
     return works and SplitParts(loop).has_product_sums()
 
 
-def split(node: Apply, read: list[bool]) -> tuple[list[Variable | None], tuple[str, str]] | None:
+def split(
+    node: Apply, read: list[bool], in_programs: bool = False
+) -> tuple[list[Variable | None], tuple[str, str]] | None:
     """Return what replaces each output of a loop that is read, None if the loop stays."""
     loop = canonical_loop(node)
     sizes_from_outside(loop)
@@ -141,7 +143,7 @@ def split(node: Apply, read: list[bool]) -> tuple[list[Variable | None], tuple[s
         return None
     detached = detach(loop)
     try:
-        values, remains = _results(parts, read, detached)
+        values, remains = _results(parts, read, detached, in_programs)
     except NotImplementedError:
         return None
     note = loop.name or "loop", _note(parts, remains)
@@ -181,11 +183,12 @@ def remaining_loop(
 
 
 def _results(
-    parts: SplitParts, read: list[bool], detached: Detached
+    parts: SplitParts, read: list[bool], detached: Detached, in_programs: bool
 ) -> tuple[list[Variable | None], bool]:
     """Return what replaces each output of a loop that is read, and whether a loop remains."""
     loop = parts.loop
-    over_time = OverTime(loop, {part.row: part.outer for part in loop.sequences})
+    rows_of = {part.row: part.outer for part in loop.sequences}
+    over_time = OverTime(loop, rows_of, in_programs=in_programs)
     before = {value: over_time.rows(value) for value in parts.before}
     rest, stored, twins = remaining_loop(parts, before)
     remains, by_part = bool(rest.body_outputs()), dict[Part, Variable]()

@@ -366,3 +366,36 @@ def test_gradient_of_a_step_that_rolls_an_array():
     np.testing.assert_allclose(found, by_hand(value))
     slope = (by_hand(value + 1e-6 * direction) - by_hand(value - 1e-6 * direction)) / 2e-6
     np.testing.assert_allclose((gradient * direction).sum(), slope, rtol=1e-6)
+
+
+def test_writes_into_copies_of_constants_are_parts_of_programs():
+    """As those in the adjoint of a lattice filter."""
+    x, k = pt.tensor("x", shape=(20,)), pt.tensor("k", shape=(8,))
+
+    def step(x, b, k):
+        new = []
+        for i in range(8):
+            x = x - k[i] * b[i]
+            new.append(b[i] + k[i] * x)
+        return pt.stack([x, *new[:-1]]), x
+
+    _, y = scanlib.scan(step, x, [pt.zeros(8), None], [k], return_updates=False)
+    f = pytensor.function([x, k], pytensor.grad((y**2).sum(), k))
+    rows, factors = 0.1 * np.arange(20), np.linspace(-0.3, 0.2, 8)
+
+    def cost(k):
+        b, total = np.zeros(8, complex), 0
+        for x in rows:
+            new = []
+            for i in range(8):
+                x = x - k[i] * b[i]
+                new.append(b[i] + k[i] * x)
+            b, total = np.array([x, *new[:-1]]), total + x**2
+        return total
+
+    with event.install_recorder("numba:compile") as recorder:
+        found = f(rows, factors)
+    assert not recorder.buffer
+    for i in range(8):
+        moved = factors + 1e-30j * (np.arange(8) == i)
+        np.testing.assert_allclose(found[i], cost(moved).imag / 1e-30, rtol=1e-10)
