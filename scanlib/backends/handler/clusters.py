@@ -35,7 +35,7 @@ from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.kernel_graph import KernelGraph
-from scanlib.ops.row_ops.checked_rows import CheckedRows
+from scanlib.ops.row_ops.checked_rows import CheckedItems, CheckedRows
 from scanlib.ops.row_ops.row_segments import MergeRows, SplitRows
 from scanlib.schedules.array_loops import graph_program, has_rule
 
@@ -43,7 +43,7 @@ VIEWS = (Subtensor, DimShuffle, SpecifyShape, CheckAndRaise)
 NUMBERS = (Elemwise, ScalarFromTensor, TensorFromScalar, CheckAndRaise)
 SAME = (ScalarFromTensor, TensorFromScalar, Shape_i)  # what is done where it is read
 # Loops, choices, and views that programs would copy.
-ALONE = (LoopOp, IfElse, CheckedRows, MergeRows, SplitRows)
+ALONE = (LoopOp, IfElse, CheckedItems, CheckedRows, MergeRows, SplitRows)
 MOST_ITEMS = 16  # of a constant that a kernel writes itself
 
 
