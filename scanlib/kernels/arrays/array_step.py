@@ -3,8 +3,7 @@
 A variable without axes is a number; an integer that is known before the first step is a size as
 well (`scanlib.kernels.arrays.sizes`). Every other one has a `Place` in memory. Elementwise results
 that one other elementwise Op, reduction or join reads, at the same indices, are not stored at all:
-they are computed where they are read. So are those of which a few single items are read, and
-parts of arrays whose shape is specified.
+they are computed where they are read. So are those of which a few single items are read.
 
 An Op has one rule, a function that takes the step and the node; the modules beside this one have
 them. An Op without a rule has no kernel (`NoKernelError`).
@@ -28,7 +27,7 @@ from pytensor.scalar.basic import Clip, ScalarMaximum, ScalarMinimum, ScalarType
 from pytensor.tensor.basic import Alloc, Join
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Dot
-from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
@@ -254,19 +253,15 @@ class Step:
         found(self, node)
 
     def _plan_fusion(self, graph: FunctionGraph, nodes: Sequence[Apply]) -> None:
-        """Choose the elementwise results that are computed where they are read, and the parts of
-        arrays that are looked at where their sizes are specified.
+        """Choose the elementwise results that are computed where they are read.
 
         What they read is not given back before that.
         """
         for node in reversed(nodes):
-            if len(node.outputs) > 1:
+            out = node.outputs[0]
+            if not isinstance(node.op, Elemwise) or len(node.outputs) > 1:
                 continue
-            (out,) = node.outputs
-            if isinstance(node.op, Elemwise):
-                if not _is_computed_where_read(graph, out):
-                    continue
-            elif not isinstance(node.op, Subtensor) or not _is_specified(graph, out):
+            if not _is_computed_where_read(graph, out):
                 continue
             self.deferred.add(out)
             later = [client.outputs[0] for client, _ in graph.clients[out]]
@@ -658,11 +653,6 @@ def _is_computed_where_read(graph: FunctionGraph, out: Variable) -> bool:
         return join_of(client)[0] is not None
     read = client.outputs[0].type
     return isinstance(client.op, CAReduce) or read.broadcastable == out.type.broadcastable
-
-
-def _is_specified(graph: FunctionGraph, out: Variable) -> bool:
-    """Whether nothing reads a variable but what specifies its shape."""
-    return all(isinstance(client.op, SpecifyShape) for client, _ in graph.clients[out])
 
 
 def _reads_item(node: Apply) -> bool:

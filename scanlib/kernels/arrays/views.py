@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pytensor.tensor as pt
@@ -62,7 +61,6 @@ from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.scalars import NoKernelError, Number, added, parts_of, real
 from scanlib.kernels.spans import load_number, store_number
-from scanlib.lengths.arrays import width_of
 from scanlib.lengths.numbers import constant_place, indices_of
 from scanlib.ops import errors
 from scanlib.ops.messages import SPECIFIED_SHAPE, out_of_bounds, shape_text
@@ -182,10 +180,6 @@ def write_specify_shape(step: Step, node: Apply) -> None:
         return
     error = "SpecifiedShapeError"
     texts = [SPECIFIED_SHAPE.format(axis, "{}", "{}") for axis in range(len(wanted))]
-    if inp in step.deferred:
-        source, read = inp.owner.inputs[0], indices_of(inp.owner)
-        expected = Expected(node.outputs[0].type.shape, error, texts)
-        step.bind_place(inp, indexed(step, step.place(source), read, expected))
     place, sizes = step.place(inp), []
     for own, size, text in zip(place.sizes, wanted, texts, strict=True):
         if isinstance(size.type, TensorType | ScalarType):
@@ -293,21 +287,8 @@ def write_extract_diag(step: Step, node: Apply) -> None:
 # Indices
 
 
-@dataclass(frozen=True)
-class Expected:
-    """The sizes that a part of an array must have, None where nothing is known, and the error if it
-    has others. Its `templates`, one for each axis, get the size and the expected one."""
-
-    sizes: Sequence[int | None]
-    error: str
-    templates: Sequence[str]
-
-
-def indexed(step: Step, place: Place, indices: Sequence, expected: Expected | None = None) -> Place:
-    """Return the part of an array that basic indices select.
-
-    The size of a slice between places that a step computes has to be `expected`.
-    """
+def indexed(step: Step, place: Place, indices: Sequence) -> Place:
+    """Return the part of an array that basic indices select."""
     sizes: list[Size] = []
     strides: list[Size] = []
     pointer = place.pointer
@@ -316,39 +297,13 @@ def indexed(step: Step, place: Place, indices: Sequence, expected: Expected | No
         index = indices[axis] if axis < len(indices) else slice(None)
         first: Size | Value
         if isinstance(index, slice):
-            window = None
-            if expected is not None:
-                window = _window(step, index, size, expected, len(sizes))
-            first, count, by = _span(step, index, size) if window is None else (*window, 1)
+            first, count, by = _span(step, index, size)
             sizes.append(count)
             strides.append(product(by, stride))
         else:
             first = _checked_index(step, index, axis, size)
         pointer = step.moved(pointer, first, stride)
     return place.view(sizes, strides, pointer)
-
-
-def _window(
-    step: Step, index: slice, size: Size, expected: Expected, axis: int
-) -> tuple[Value, int] | None:
-    """Return the first index of a slice between places that a step computes, and how many there
-    are: it fails if these are not as many as expected. None if it is no such slice."""
-    items = expected.sizes[axis]
-    if items is None or index.start is None or step.is_known(index.start):
-        return None
-    if width_of(index) != items:
-        return None
-    w, length = step.writer, step.value(size)
-    places = []
-    for bound in (index.start, index.stop):
-        given = w.cast(real(step.number(bound)), "int64")
-        wrapped = w.select(given + length < 0, 0, given + length)
-        places.append(w.select(given < 0, wrapped, w.select(given > length, length, given)))
-    first, last = places
-    found = w.select(last < first, 0, last - first)
-    shown = expected.templates[axis], found, step.value(items)
-    step.fail_when(~found.equals(items), expected.error, *shown)
-    return first, items
 
 
 def _checked_index(step: Step, index: Variable | int, axis: int, size: Size) -> Size | Value:
@@ -473,11 +428,13 @@ def write_inc_subtensor(step: Step, node: Apply) -> None:
         step.items[out] = members
         return
     target = copied_base(step, node)
-    rank = out.type.ndim - sum(not isinstance(index, slice) for index in indices)
-    sizes = [None if size == 1 else size for size in value.type.shape]
-    sizes = [None] * (rank - len(sizes)) + sizes
-    expected = Expected(sizes, "ValueError", [ASSIGNED] * rank)
-    part = indexed(step, target, indices, expected)
+    part = indexed(step, target, indices)
+    sizes = list(part.sizes)
+    for axis, size in enumerate(value.type.shape, part.ndim - value.type.ndim):
+        if size is not None and size != 1:
+            given = size, sizes[axis]
+            sizes[axis] = step.require(*given, "ValueError", ASSIGNED, given)
+    part = part.view(sizes, part.strides)
     number = step.only_number(value)
     source = number if number is not None else broadcast(step, value, part.sizes, ones=True)
     write_copy(step, source, part, None if op.set_instead_of_inc else added)
