@@ -188,7 +188,7 @@ MAPS = {
     "a function": Case(lambda p, x: p.tanh(x), ("x",), kernels=1),
     "a product": Case(lambda p, x, W: x @ W, ("x",), others=("W",), products=1),
     "a function of a product": Case(
-        lambda p, x, W: p.tanh(x @ W + 1) ** 2, ("x",), others=("W",), kernels=1, products=1
+        lambda p, x, W: p.tanh(x @ W + 1) ** 2, ("x",), others=("W",), products=1
     ),
     "two outputs": Case(lambda p, x, W: [x @ W, x + 1.0], ("x",), (None, None), ("W",), products=1),
     "a check": Case(lambda p, x: p.checked(x, x > -100) * 2, ("x",)),
@@ -219,7 +219,6 @@ RECURRENT = {
         ("h", None),
         ("V", "U"),
         scans=1,
-        kernels=1,
         products=1,
     ),
     "light work before and after": Case(

@@ -431,8 +431,8 @@ def write_inc_subtensor(step: Step, node: Apply) -> None:
     part = indexed(step, target, indices)
     sizes = list(part.sizes)
     for axis, size in enumerate(value.type.shape, part.ndim - value.type.ndim):
-        if size is not None and size != 1:
-            given = size, sizes[axis]
+        if size is not None and size != 1 and changes(sizes[axis]):
+            given = sizes[axis], size
             sizes[axis] = step.require(*given, "ValueError", ASSIGNED, given)
     part = part.view(sizes, part.strides)
     number = step.only_number(value)
