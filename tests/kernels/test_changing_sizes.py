@@ -87,12 +87,23 @@ def plain_rotated(i, h, A):
     h[:] = np.concatenate([h[i:], h[:i] * 0.5]) + (h[:n] * np.arange(n)).sum()
 
 
+def limited(i, h):
+    """A size that another one, which changes as well, limits."""
+    m = pt.minimum(i, h[: i - 1].shape[0])
+    return h[i].inc((pt.zeros(m) + h[:m]).sum())
+
+
+def plain_limited(i, h, A):
+    h[i] += h[: min(i, len(h[: i - 1]))].sum()
+
+
 STEPS = [
     (renewal, plain_renewal),
     (substitution, plain_substitution),
     (block, plain_block),
     (inner, plain_inner),
     (rotated, plain_rotated),
+    (limited, plain_limited),
 ]
 
 

@@ -98,19 +98,19 @@ def _bound(size: Size) -> Size | None:
     if not changes(size):
         return size
     if isinstance(size, Changing):
-        return size.most
-    if isinstance(size, Expression) and size.operation == "equal":
+        return None if size.most is None else _bound(size.most)
+    assert isinstance(size, Expression)
+    if size.operation == "equal":
         return _bound(combined("max", *size.parts[2:]))
-    if isinstance(size, Expression) and size.operation in _RISING:
-        found = [_bound(part) for part in size.parts]
-        known = [part for part in found if part is not None]
-        if size.operation == "min" and known:
-            return combined("min", *known) if len(known) > 1 else known[0]
-        falls = size.operation == "mul" and any(isinstance(k, int) and k < 0 for k in size.parts)
-        divides = size.operation == "quotient" and changes(size.parts[1])
-        if len(known) == len(found) and not falls and not divides:
-            return combined(size.operation, *known)
-    return None
+    if size.operation not in _RISING:
+        return None
+    found = [_bound(part) for part in size.parts]
+    known = [part for part in found if part is not None]
+    if size.operation == "min" and known:
+        return combined("min", *known) if len(known) > 1 else known[0]
+    falls = size.operation == "mul" and any(isinstance(k, int) and k < 0 for k in size.parts)
+    divides = size.operation == "quotient" and changes(size.parts[1])
+    return None if len(known) < len(found) or falls or divides else combined(size.operation, *known)
 
 
 def product(*sizes: Size) -> Size:
