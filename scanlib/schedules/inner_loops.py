@@ -107,7 +107,7 @@ class InnerLoop:
         # How many steps the loop takes, or how large its arrays are.
         self.step_decides = any(changes(*place.sizes, *place.strides) for place in self.inputs)
         if self.node.op.has_n_steps:
-            self.step_decides |= changes(self.step.extent_of(self.node.inputs[0]))
+            self.step_decides |= changes(self.step.size_of(self.node.inputs[0]))
         self.failures = dict(self.program.failures)
         if not self.step_decides:  # what is checked before the first step is no failure later
             self.failures = {k: own for k, own in self.failures.items() if own.error != UNFIT}
@@ -205,6 +205,6 @@ class InnerLoop:
             return 1  # of which most memory is asked for
         number = int(size.array.removeprefix("x"))
         if size.kind == "value":
-            return self.step.extent_of(self.node.inputs[number])
+            return self.step.size_of(self.node.inputs[number])
         place = self.inputs[number]
         return (place.sizes if size.kind == "dim" else place.strides)[size.axis]

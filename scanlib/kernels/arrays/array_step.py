@@ -350,23 +350,21 @@ class Step:
             self.bind_place(out, self.place(inp))
 
     def size_of(self, variable: Variable | int) -> Size:
-        """Return an integer as a size; `NoKernelError` if only a step tells it."""
+        """Return an integer as a size, which changes from step to step if only these tell it."""
         number = constant_index(variable)
         if number is not None:
             return number
-        if not self._is_derived(variable):
-            raise NoKernelError("sizes that change from step to step have no kernel")
-        return self.sizes.same(self.known[variable])
-
-    def extent_of(self, variable: Variable | int) -> Size:
-        """Return an integer as a size, which may change from step to step."""
-        if self.is_known(variable) or self._is_derived(variable):
-            return self.size_of(variable)
-        if variable not in self.changing:
-            value = self.writer.cast(real(self.number(variable)), "int64")
-            self._changes += 1
-            self.changing[variable] = Changing(self._changes, value, self._most(variable))
-        return self.changing[variable]
+        assert isinstance(variable, Variable)
+        if variable not in self.known and variable not in self.changing:
+            derived = self._derived(variable)
+            if derived is None:
+                self._changes += 1
+                value = self.writer.cast(real(self.number(variable)), "int64")
+                self.changing[variable] = Changing(self._changes, value, self._most(variable))
+            else:
+                self.known[variable] = derived
+        found = self.known if variable in self.known else self.changing
+        return self.sizes.same(found[variable])
 
     def _most(self, variable: Variable) -> Size | None:
         """Return a known integer that one of the step does not exceed, if its nodes say so."""
@@ -381,8 +379,9 @@ class Step:
             return None if one is None or other is None else combined("max", one, other)
         return None
 
-    def _is_derived(self, variable: Variable) -> bool:
-        """Find out whether an integer is known, or computed of such by way of other numbers."""
+    def _derived(self, variable: Variable) -> Size | None:
+        """Return an integer that is computed of known ones by way of other numbers, None if it is
+        not."""
         found: dict[Variable, Any] = dict(self.known)
         for node in toposort([variable], blockers=list(found)):
             for inp in node.inputs:
@@ -394,9 +393,7 @@ class Step:
             parts = [found[inp] for inp in node.inputs]
             scalar = node.op.make_scalar_node(*node.inputs)
             found |= {out: combined((scalar, k), *parts) for k, out in enumerate(node.outputs)}
-        if variable in found:
-            self.known[variable] = found[variable]
-        return variable in self.known
+        return found.get(variable)
 
     def is_known(self, variable: Variable | int) -> bool:
         if isinstance(variable, int):

@@ -261,7 +261,7 @@ def numbers_of(step: Step, vector: Variable) -> list[Size]:
         return [int(size) for size in vector.data]
     if vector not in step.items:
         raise NoKernelError("a shape that is computed as a vector has no kernel")
-    return [step.extent_of(size) for size in step.items[vector]]
+    return [step.size_of(size) for size in step.items[vector]]
 
 
 def diagonal(step: Step, place: Place, axes: tuple[int, int], offset: int) -> Place:
@@ -333,7 +333,7 @@ def _span(step: Step, index: slice, size: Size) -> tuple[Size, Size, int]:
     by = 1 if index.step is None else step.size_of(index.step)
     if not isinstance(by, int):
         raise NoKernelError("a slice whose step is computed has no kernel")
-    bounds = [None if k is None else step.extent_of(k) for k in (index.start, index.stop)]
+    bounds = [None if k is None else step.size_of(k) for k in (index.start, index.stop)]
     if by < 0:  # the items from the end of the array on, counted from there
         bounds = [None if k is None else total(-1, product(-1, k)) for k in bounds]
     start, stop = bounds
@@ -594,7 +594,7 @@ def write_scatter(step: Step, node: Apply) -> None:
 def write_alloc(step: Step, node: Apply) -> None:
     value, *sizes = node.inputs
     out = node.outputs[0]
-    known = list(map(step.extent_of, sizes))
+    known = list(map(step.size_of, sizes))
     for size in known:
         if not (isinstance(size, Given) and size.kind == "dim"):
             step.require_not_below(size, 0, "ValueError", NEGATIVE, [size])
@@ -611,10 +611,10 @@ def write_arange(step: Step, node: Apply) -> None:
     out, w = node.outputs[0], step.writer
     if any(number.type.dtype not in integer_dtypes for number in node.inputs):
         raise NoKernelError("a range between numbers that are no integers has no kernel")
-    first, stride = step.extent_of(start), step.size_of(by)
+    first, stride = step.size_of(start), step.size_of(by)
     if not isinstance(stride, int) or stride <= 0 or parts_of(out.type.dtype) is not None:
         raise NoKernelError("a range with a step that is computed or negative has no kernel")
-    length = maximum(total(step.extent_of(stop), product(-1, first)), 0)
+    length = maximum(total(step.size_of(stop), product(-1, first)), 0)
     size = pieces(length, stride)
     target = step.target(out, [size])
     with w.loop(0, step.value(size)) as index:

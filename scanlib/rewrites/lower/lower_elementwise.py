@@ -194,7 +194,8 @@ def specialize_elementwise(loop: Loop) -> None:
     have of these, but where an axis may have one item.
     """
     if config.scanlib__simplify:
-        nodes = list(toposort(roots := loop.body_outputs()))
+        roots = loop.body_outputs()
+        nodes = list(toposort(roots))
         read = (inp for node in nodes if isinstance(node.op, Elemwise) for inp in node.inputs)
         made = (v for v in (*roots, *read) if isinstance(v.owner_op, MakeVector))
         stays = [*filter(_stays, nodes), *(v.owner for v in made if v.type.shape != (1,))]
