@@ -69,6 +69,20 @@ FAILURES = {
             "at step 1: cannot assign an array of another shape to a slice: sizes 1 and 3",
         ),
     ),
+    "written numbers that are equal": (
+        (lambda i, h: h[:2].set(2 * np.ones(3)), places, x, None),
+        (
+            ValueError,
+            "at step 0: cannot assign an array of another shape to a slice: sizes 2 and 3",
+        ),
+    ),
+    "equal numbers at places": (
+        (lambda i, h: h[pt.arange(2) * (i < 9)].inc(np.ones(3)), places, x, None),
+        (
+            ValueError,
+            "at step 0: cannot assign an array of another shape to a slice: sizes 2 and 3",
+        ),
+    ),
     "singular": (
         (lambda P, F: pt.linalg.inv(P[:3] * 0.0), None, P[:3], F),
         (np.linalg.LinAlgError, " at step 0: Matrix is singular to machine precision."),

@@ -429,16 +429,24 @@ def write_inc_subtensor(step: Step, node: Apply) -> None:
         return
     target = copied_base(step, node)
     part = indexed(step, target, indices)
-    sizes = list(part.sizes)
-    for axis, size in enumerate(value.type.shape, part.ndim - value.type.ndim):
-        if size is not None and size != 1 and changes(sizes[axis]):
-            given = sizes[axis], size
-            sizes[axis] = step.require(*given, "ValueError", ASSIGNED, given)
-    part = part.view(sizes, part.strides)
     number = step.only_number(value)
+    part = part.view(sizes_of_written(step, value, number, part.sizes), part.strides)
     source = number if number is not None else broadcast(step, value, part.sizes, ones=True)
     write_copy(step, source, part, None if op.set_instead_of_inc else added)
     step.bind_place(out, target)
+
+
+def sizes_of_written(
+    step: Step, value: Variable, number: Number | None, sizes: Sequence[Size]
+) -> tuple[Size, ...]:
+    """Return the sizes of what a value is written into: those that its type says, if they change
+    otherwise or the value is one number everywhere; `broadcast` compares others."""
+    found = list(sizes)
+    for axis, size in enumerate(value.type.shape, len(found) - value.type.ndim):
+        if size not in (None, 1) and (number is not None or changes(found[axis])):
+            given = found[axis], size
+            found[axis] = step.require(*given, "ValueError", ASSIGNED, given)
+    return tuple(found)
 
 
 def _with_one_set(step: Step, node: Apply, indices: Sequence) -> list[Variable] | None:
@@ -577,7 +585,8 @@ def write_scatter(step: Step, node: Apply) -> None:
     target = copied_base(step, node)
     gather = Gather(step, target, indices_of(node))
     number = step.only_number(value)
-    sizes, combine = tuple(gather.sizes), None if op.set_instead_of_inc else added
+    sizes = sizes_of_written(step, value, number, gather.sizes)
+    combine = None if op.set_instead_of_inc else added
     if number is not None:
         nothing = target.view(sizes, [0] * len(sizes))
         gather.each(nothing, lambda item, _: write_copy(step, number, item, combine))
