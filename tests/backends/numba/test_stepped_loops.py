@@ -11,7 +11,6 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.ifelse import ifelse
-from pytensor.tensor.linalg import pinv
 from pytensor.tensor.sort import sort
 
 import scanlib
@@ -47,8 +46,8 @@ def turned(x):
     return np.roll(x, 1)
 
 
-NUMPY = SimpleNamespace(turned=turned, pinv=np.linalg.pinv, tanh=np.tanh)
-SYMBOLIC = SimpleNamespace(turned=Turned(), pinv=pinv, tanh=pt.tanh)
+NUMPY = SimpleNamespace(turned=turned, tanh=np.tanh)
+SYMBOLIC = SimpleNamespace(turned=Turned(), tanh=pt.tanh)
 
 
 def walked(function):
@@ -67,13 +66,13 @@ def middle_step(np, x, h):
     return np.turned(h + x)[::-1] * 0.5 + np.tanh(x)
 
 
-def singular_step(np, x, h):
-    return np.tanh(np.pinv(0.1 * h + x))
+def matrix_step(np, x, h):
+    return np.tanh(np.turned(0.1 * h @ x + x).T)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
-    "step, shape", [(turned_step, (4,)), (middle_step, (4,)), (singular_step, (3, 3))]
+    "step, shape", [(turned_step, (4,)), (middle_step, (4,)), (matrix_step, (3, 3))]
 )
 def test_values(step, shape, reverse):
     x, start = (
