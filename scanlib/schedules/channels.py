@@ -25,7 +25,8 @@ is this schedule with no loops inside.
   page, and not at all before the first rows of one. A step that asks for rows some thousand bytes
   ahead spares 15 to 35 percent of the time of ``a h + b`` for rows of 128 to 2,048 bytes. That does
   not pay where the arrays fit in a cache (the requests are instructions as well), for rows shorter
-  than what is fetched together, and for rows of several pages, most of which the processor guesses.
+  than what is fetched together, for rows of several pages, most of which the processor guesses, and
+  on processors that guess them all (`foresees_rows`).
 * **Slices.** Where results belong to the channels of the first axis, or are sums over it, several
   calls can each walk a part of them (``words.part`` of ``words.parts``).
 """
@@ -42,7 +43,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Add, Mul
 
 from scanlib.kernels.language import BOOL, FLOATS, INT64, Kernel, Value, Writer
-from scanlib.kernels.processor import register_bytes
+from scanlib.kernels.processor import foresees_rows, register_bytes
 from scanlib.kernels.scalars import Number, added, parts_of, times_plus
 from scanlib.kernels.spans import LINE, Cell, Total, lane_counts, load_number, store_number, walk
 from scanlib.ops.lowered.channel_plan import Target
@@ -241,6 +242,8 @@ class ChannelsRun(TakesSteps[ElemwiseLoop]):
 
     def rows_ahead(self) -> Value | None:
         """Write how many rows ahead the arrays are asked for, 0 for not at all."""
+        if foresees_rows():
+            return None
         loop, w = self.loop, self.w
         self.streams: dict[str, Value] = {}
         for name, array in loop.arrays.items():

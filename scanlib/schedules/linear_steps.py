@@ -42,7 +42,7 @@ from scanlib.kernels.linalg.semiring_products import (
     choose,
     write_multiple,
 )
-from scanlib.kernels.processor import register_bytes
+from scanlib.kernels.processor import foresees_rows, register_bytes
 from scanlib.kernels.program import Kernels, LoopProgram
 from scanlib.kernels.scalars import NoKernelError, parts_of
 from scanlib.kernels.spans import Span, itemsize
@@ -227,7 +227,7 @@ class MatrixRun(TakesSteps[MatrixLoop]):
         if loop.products:
             self.outer = self.data(OUTER)
         self.cells = self.size * loop.itemsize
-        self.ahead = None if loop.fixed else self.bytes_ahead()
+        self.ahead = None if loop.fixed or foresees_rows() else self.bytes_ahead()
         self.units: dict[Value, Value] = {}  # whether a stride is that of contiguous numbers
         starts = {name: total(loop.end_of_rings, part.start) for name, part in loop.buffers.items()}
         self.space = {k: w.offset(self.workspace, self.value_of(at)) for k, at in starts.items()}

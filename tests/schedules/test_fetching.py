@@ -6,8 +6,9 @@ import pytensor.tensor as pt
 import pytest
 
 import scanlib
-from scanlib.kernels.language import INT64, write_function
+from scanlib.kernels.language import INT64, Writer, write_function
 from scanlib.kernels.spans import LINE
+from scanlib.schedules import channels
 from scanlib.schedules.channels import LEAST_BYTES, rows_ahead
 from tests.kernel_interpreter import call
 
@@ -39,17 +40,32 @@ def expected(a, b, h0, reverse=False):
 
 @pytest.fixture(scope="module", params=MODES)
 def functions(request):
-    return {reverse: compiled(request.param, reverse) for reverse in (False, True)}
+    """Loops as on processors that do not guess rows of later steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channels, "foresees_rows", lambda: False)
+        yield {reverse: compiled(request.param, reverse) for reverse in (False, True)}
+
+
+def test_rows_that_the_processor_guesses(monkeypatch):
+    """Kernels for such a processor ask for no rows; for others they do."""
+    asked = []
+    monkeypatch.setattr(Writer, "prefetch", lambda *arguments: asked.append(arguments))
+    for foresees in (True, False):
+        monkeypatch.setattr(channels, "foresees_rows", lambda foresees=foresees: foresees)
+        f, data = compiled("CVM"), (np.ones((4, 3)), np.ones((4, 3)), np.ones(3))
+        for result, value in zip(f(*data), expected(*data), strict=True):
+            np.testing.assert_array_equal(result, value)
+        assert bool(asked) is not foresees
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
-    "steps,channels", [(9_000, 8), (5_003, 17), (700, 257), (130, 1_024), (99, 1_025)]
+    "steps,width", [(9_000, 8), (5_003, 17), (700, 257), (130, 1_024), (99, 1_025)]
 )
-def test_long_loops_over_rows(functions, steps, channels, reverse):
+def test_long_loops_over_rows(functions, steps, width, reverse):
     rng = np.random.default_rng(steps)
-    a, b = rng.uniform(-0.9, 0.9, (2, steps, channels))
-    h0 = rng.normal(size=channels)
+    a, b = rng.uniform(-0.9, 0.9, (2, steps, width))
+    h0 = rng.normal(size=width)
     assert 4 * a.nbytes > LEAST_BYTES
     results = functions[reverse](a, b, h0)
     for result, value in zip(results, expected(a, b, h0, reverse), strict=True):
