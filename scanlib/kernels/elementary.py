@@ -1,11 +1,12 @@
-r"""Elementary functions made of plain arithmetic: `exp`, `log`, `tanh` and their relatives.
+r"""Elementary functions made of plain arithmetic: `exp`, `log`, `tanh`, powers, `sin` and others.
 
 The C library's functions are called once per number; in a recurrent network that takes longer than
-the matrix products. The functions here have no calls and no branches, so that they work on as many
-lanes as their argument has. NaN, infinities, signed zeros, subnormal numbers, overflow and
-underflow give what the C library gives.
+the matrix products. The functions here have no calls and no branches, but for circular functions of
+huge numbers, so that they work on as many lanes as their argument has. NaN, infinities, signed
+zeros, subnormal numbers, overflow and underflow give what the C library gives.
 
-Errors are at most 2.5 units in the last place; `tests/kernels/test_vector_math.py` measures them.
+Errors are at most 2.5 units in the last place, of powers, sines and cosines 1;
+`tests/kernels/test_vector_math.py` measures them.
 
 **Exponentials.** With `k` the integer nearest to ``x / ln 2``,
 
@@ -37,6 +38,21 @@ exact too (T. Dekker, "A floating-point technique for extending the available pr
 `p` is the polynomial that minimizes the largest error relative to ``log(m)``, found like `q`:
 1.3e-18 with seven coefficients, 8e-10 with three. Subnormal numbers are scaled first.
 
+**Powers.** ``x^y = exp(y log x)`` multiplies the error of the logarithm by up to 745. So that is a
+sum of two numbers, to 2⁻⁶⁴ of it: `s` and its square are such sums, in
+
+    log(m) = 2 s + s³ (2/3 + s² P(s²)),
+
+where 2/3 is one, too, and `P` is small enough to be rounded (Muller, chapter 11). What products
+lose is what a fused multiply-add leaves of them; processors without it call the C library. Powers
+that are whole numbers are exact. ``log2`` and ``log10`` are multiples of the same logarithm.
+
+**Circular functions.** With `k` the integer nearest to ``2 x / π``, ``r = x - k π/2`` is a sum of
+two numbers, from ``π/2`` in three parts (Cody and Waite). ``sin`` and ``cos`` of it are polynomials
+found like `q`, to 2⁻⁵⁸. That holds up to ``|x| = 2³⁰``; larger numbers are left to the C library.
+
+Of single precision, powers, circular functions and their relatives are computed in double.
+
 **Bits.** ``k + 1.5 · 2^p``, with `p` the number of bits of the mantissa, rounds `k` to an integer
 and leaves it in the lowest bits; a shift moves it to where the exponent is. A shift the other way
 and the bits of ``2^p`` make a number of an exponent. No instruction that turns integers into
@@ -53,6 +69,7 @@ from functools import cache
 from math import inf, nan
 from math import log as natural_log
 
+from scanlib.kernels.lanes import any_lane, vector_of
 from scanlib.kernels.language import Function, Type, Value, Writer, write_function
 
 
@@ -143,6 +160,45 @@ FORMATS = {
     ),
 }
 
+# Of ``log(m) = 2 s + s³ (2/3 + s² p(s²))`` in twice the precision.
+LONG_LOG = (
+    _hex("0x1.9999999999b33p-2"),
+    _hex("0x1.24924924577f9p-2"),
+    _hex("0x1.c71c722de44c3p-3"),
+    _hex("0x1.745ce9b67d7ffp-3"),
+    _hex("0x1.3b1ef46cae11dp-3"),
+    _hex("0x1.0f7f1fb644cfap-3"),
+    _hex("0x1.0e4a38a43673dp-3"),
+)
+TWO_THIRDS_LOW = 2.0**-54 * 2 / 3  # what 2/3 loses as a float64
+# Of ``sin(r) = r + r³ S(r²)`` and ``cos(r) = 1 - r²/2 + r⁴ C(r²)`` up to half a right angle.
+SINE = (
+    _hex("-0x1.5555555555549p-3"),
+    _hex("0x1.111111110f861p-7"),
+    _hex("-0x1.a01a019c0e4bep-13"),
+    _hex("0x1.71de3574ba3e7p-19"),
+    _hex("-0x1.ae5e63cd7450fp-26"),
+    _hex("0x1.5d9246c8cff12p-33"),
+)
+COSINE = (
+    _hex("0x1.555555555554cp-5"),
+    _hex("-0x1.6c16c16c15162p-10"),
+    _hex("0x1.a01a019caef33p-16"),
+    _hex("-0x1.27e4f807d5f0ap-22"),
+    _hex("0x1.1ee9ea6c9c7cbp-29"),
+    _hex("-0x1.8fadd05bbe215p-37"),
+)
+# Numbers as sums of float64: a right angle, ``ln 2``, ``1 / ln 2`` and ``1 / ln 10``.
+RIGHT_ANGLE = (
+    _hex("0x1.921fb54442d18p+0"),
+    _hex("0x1.1a62633145c07p-54"),
+    _hex("-0x1.f1976b7ed8fbcp-110"),
+)
+LN2 = (_hex("0x1.62e42fefa39efp-1"), _hex("0x1.abc9e3b39803fp-56"))
+LOG2_E = (_hex("0x1.71547652b82fep+0"), _hex("0x1.777d0ffda0d24p-56"))
+LOG10_E = (_hex("0x1.bcb7b1526e50ep-2"), _hex("0x1.95355baaafad3p-57"))
+LARGEST_ANGLE = 2.0**30  # whose multiples of a right angle are subtracted without loss
+
 
 # Bits and polynomials
 
@@ -185,12 +241,12 @@ def split(w: Writer, x: Value) -> tuple[Value, Value]:
 # Exponentials
 
 
-def _reduced(w: Writer, x: Value) -> tuple[Value, Value, Value]:
-    """Return `k`, `r` and ``exp(r) - 1 - r``."""
+def _reduced(w: Writer, x: Value, more: Value | float = 0.0) -> tuple[Value, Value, Value]:
+    """Return `k`, `r` and ``exp(r) - 1 - r`` for `x` and a little `more`."""
     form = FORMATS[x.type.dtype]
     k = w.fma(x, 1 / natural_log(2), form.rounding) - form.rounding
     high = w.fma(-k, form.ln2[0], x)
-    low = k * form.ln2[1]
+    low = k * form.ln2[1] - more
     r = high - low
     lost = (high - r) - low
     return k, r, w.fma(r * r, polynomial(w, form.q, r), lost)
@@ -202,9 +258,9 @@ def _within(w: Writer, x: Value, low: float | None, high: float) -> Value:
     return y if low is None else w.select(y < low, low, y)
 
 
-def exp(w: Writer, x: Value) -> Value:
+def exp(w: Writer, x: Value, more: Value | float = 0.0) -> Value:
     form = FORMATS[x.type.dtype]
-    k, r, rest = _reduced(w, _within(w, x, form.smallest, form.largest))
+    k, r, rest = _reduced(w, _within(w, x, form.smallest, form.largest), more)
     first = w.fma(k, 0.5, form.rounding)
     second = (k - (first - form.rounding)) + form.rounding
     return ((1.0 + (r + rest)) * power_of_two(w, first)) * power_of_two(w, second)
@@ -247,16 +303,24 @@ def _joined(w: Writer, m: Value, k: Value, small: Value | float) -> Value:
     return w.fma(k, form.ln2[0], f - (square - correction))
 
 
-def log(w: Writer, x: Value) -> Value:
+def _normalized(w: Writer, x: Value) -> tuple[Value, Value]:
+    """Return `m` and `k` as `split` does, of subnormal numbers too."""
     form = FORMATS[x.type.dtype]
     subnormal = x < 2.0 ** (1 - form.bias)
-    shift = form.mantissa + 2
+    shift, zero = form.mantissa + 2, w.constant(0.0, x.type)
     m, k = split(w, x * w.select(subnormal, w.constant(2.0**shift, x.type), 1.0))
-    zero = w.constant(0.0, x.type)
-    result = _joined(w, m, k - w.select(subnormal, float(shift), zero), zero)
-    result = w.select(x > 0.0, result, nan)
-    result = w.select(x.equals(0.0), -inf, result)
-    return w.select(x.equals(inf), x, result)
+    return m, k - w.select(subnormal, float(shift), zero)
+
+
+def log(w: Writer, x: Value) -> Value:
+    return _log_at_ends(w, x, _joined(w, *_normalized(w, x), w.constant(0.0, x.type)))
+
+
+def _log_at_ends(w: Writer, x: Value, found: Value) -> Value:
+    """Return the logarithm that was found of positive numbers, and of others what it is there."""
+    found = w.select(x > 0.0, found, nan)
+    found = w.select(x.equals(0.0), -inf, found)
+    return w.select(x.equals(inf), x, found)
 
 
 def _log1p_core(w: Writer, x: Value) -> Value:
@@ -283,16 +347,164 @@ def logaddexp(w: Writer, x: Value, y: Value) -> Value:
     return w.select(x > y, x, y) + _log1p_core(w, exp(w, -distance))
 
 
+# Powers
+
+
+def _long_log(w: Writer, x: Value) -> tuple[Value, Value]:
+    """Return ``log(x)`` of positive numbers in float64 as a sum of two, to 2⁻⁶⁴ of it."""
+    m, k = _normalized(w, x)
+    f, d = m - 1.0, m + 1.0
+    inverse = 1.0 / d
+    s = f * inverse
+    s_low = (w.fma(-s, d, f) - s * (m - (d - 1.0))) * inverse
+    z = s * s
+    z_low = w.fma(s, s, -z) + 2.0 * s * s_low
+    rest = z * polynomial(w, LONG_LOG, z)
+    c = 2 / 3 + rest
+    c_low = (2 / 3 - c) + rest + TWO_THIRDS_LOW
+    u = z * c
+    u_low = w.fma(z, c, -u) + w.fma(z, c_low, z_low * c)
+    v = s * u
+    v_low = w.fma(s, u, -v) + w.fma(s, u_low, s_low * u)
+    whole = k * FORMATS["float64"].ln2[0]
+    first = whole + 2.0 * s
+    high = first + v
+    lost = ((whole - first) + 2.0 * s) + ((first - high) + v)
+    return high, lost + (w.fma(k, FORMATS["float64"].ln2[1], 2.0 * s_low) + v_low)
+
+
+def _in_double(w: Writer, function: Callable[..., Value], *values: Value) -> Value:
+    """Return a function of numbers in float32, computed in float64."""
+    return w.cast(function(w, *(w.cast(value, "float64") for value in values)), "float32")
+
+
+def power(w: Writer, x: Value, y: Value) -> Value:
+    """Return ``x**y`` as C's `pow` defines it."""
+    if x.type.dtype == "float32":
+        return _in_double(w, power, x, y)
+    size, is_negative = abs(x), x < 0.0
+    log_high, log_low = _long_log(w, size)
+    # What is larger has no power but zero, one and infinity.
+    exponent = _within(w, y, -(2.0**65), 2.0**65)
+    high = exponent * log_high
+    low = w.fma(exponent, log_high, -high) + exponent * log_low
+    result = exp(w, high, w.select(abs(high) < 800.0, low, 0.0))
+    is_zero = x.equals(0.0)
+    at_end = w.select(is_zero ^ (y < 0.0), w.constant(0.0, x.type), inf)
+    result = w.select(is_zero | size.equals(inf), at_end, result)
+    half = 0.5 * y
+    is_odd = w.apply("floor", y).equals(y) & w.apply("floor", half).differs(half)
+    result = w.select(is_odd, w.apply("copysign", result, x), result)
+    is_root = is_negative & w.apply("floor", y).differs(y) & (size < inf)
+    result = w.select(is_root | x.differs(x), nan, result)
+    return w.select(y.equals(0.0) | x.equals(1.0), 1.0, w.select(y.differs(y), y, result))
+
+
+def exp2(w: Writer, x: Value) -> Value:
+    if x.type.dtype == "float32":
+        return _in_double(w, exp2, x)
+    x = _within(w, x, -1100.0, 1100.0)
+    high = x * LN2[0]
+    return exp(w, high, w.fma(x, LN2[0], -high) + x * LN2[1])
+
+
+def _log_of(base: tuple[float, float]) -> Callable[[Writer, Value], Value]:
+    """Return a logarithm, given the inverse of that of its base as a sum of two."""
+
+    def logarithm(w: Writer, x: Value) -> Value:
+        if x.type.dtype == "float32":
+            return _in_double(w, logarithm, x)
+        high, low = _long_log(w, x)
+        first = high * base[0]
+        found = first + (w.fma(high, base[0], -first) + w.fma(high, base[1], low * base[0]))
+        return _log_at_ends(w, x, found)
+
+    return logarithm
+
+
+# Circular functions
+
+
+def _angle(w: Writer, x: Value) -> tuple[Value, Value, Value]:
+    """Return the number of right angles nearest to `x`, in the lowest bits, and the rest as a sum
+    of two."""
+    rounding = FORMATS["float64"].rounding
+    whole = w.fma(x, 1 / RIGHT_ANGLE[0], rounding)
+    k = whole - rounding
+    first, second = w.fma(-k, RIGHT_ANGLE[0], x), k * RIGHT_ANGLE[1]
+    high = first - second
+    taken = first - high
+    lost = (first - (high + taken)) + (taken - second)
+    low = lost - w.fma(k, RIGHT_ANGLE[2], w.fma(k, RIGHT_ANGLE[1], -second))
+    return w.bitcast(whole, "uint64"), high, low
+
+
+def _sin_and_cos(w: Writer, high: Value, low: Value) -> tuple[Value, Value]:
+    """Return both of the sum of two, up to half a right angle."""
+    z = high * high
+    sine = high + w.fma(high * z, polynomial(w, SINE, z), low)
+    half = 0.5 * z
+    first = 1.0 - half
+    lost = (1.0 - first) - half
+    return sine, first + (lost + w.fma(z * z, polynomial(w, COSINE, z), -(high * low)))
+
+
+def _circular(name: str, turns: int) -> Callable[[Writer, Value], Value]:
+    """Return the sine, behind which the cosine is one right angle."""
+
+    def function(w: Writer, x: Value) -> Value:
+        if x.type.dtype == "float32":
+            return _in_double(w, function, x)
+        quarters, high, low = _angle(w, x)
+        quarters = quarters + turns
+        sine, cosine = _sin_and_cos(w, high, low)
+        found = w.select((quarters & 1).equals(0), sine, cosine)
+        found = w.select((quarters & 2).equals(0), found, -found)
+        return _where_large(w, name, x, found)
+
+    return function
+
+
+def tan(w: Writer, x: Value) -> Value:
+    if x.type.dtype == "float32":
+        return _in_double(w, tan, x)
+    quarters, high, low = _angle(w, x)
+    sine, cosine = _sin_and_cos(w, high, low)
+    is_even = (quarters & 1).equals(0)
+    found = w.select(is_even, sine, cosine) / w.select(is_even, cosine, -sine)
+    return _where_large(w, "tan", x, found)
+
+
+def _where_large(w: Writer, name: str, x: Value, found: Value) -> Value:
+    """Return what was found; of numbers so large that the rest of right angles would have lost
+    digits, what the C library says, and zeros with their sign."""
+    if name != "cos":
+        found = w.select(x.equals(0.0), x, found)
+    total, is_large = w.local(found), (abs(x) > LARGEST_ANGLE) & (abs(x) < inf)
+    with w.when(any_lane(w, is_large)):
+        items = [w.lane(x, k) for k in range(x.type.lanes)] if x.type.lanes > 1 else [x]
+        exact = [w.call(name, item, result=item.type)[0] for item in items]
+        w.assign(total, vector_of(w, exact))
+    return w.copy(total)
+
+
 # As functions of kernels
 
 _BY_NAME: dict[str, Callable[..., Value]] = {
+    "cos": _circular("cos", 1),
     "exp": exp,
+    "exp2": exp2,
     "expm1": expm1,
     "log": log,
+    "log10": _log_of(LOG10_E),
     "log1p": log1p,
     "logaddexp": logaddexp,
+    "log2": _log_of(LOG2_E),
+    "power": power,
     "sigmoid": sigmoid,
+    "sin": _circular("sin", 0),
     "softplus": softplus,
+    "tan": tan,
     "tanh": tanh,
 }
 NAMES = frozenset(_BY_NAME)
@@ -302,7 +514,7 @@ NAMES = frozenset(_BY_NAME)
 def vector_function(name: str, dtype: str, lanes: int = 1) -> Function:
     """Return one of `NAMES` as a function of a kernel."""
     kind = Type(dtype, lanes)
-    types = [kind] * (2 if name == "logaddexp" else 1)
+    types = [kind] * (2 if name in ("logaddexp", "power") else 1)
     whole = f"scanlib_{name}_{dtype}" + (f"x{lanes}" if lanes > 1 else "")
     return write_function(whole, types, _BY_NAME[name])
 

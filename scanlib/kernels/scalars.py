@@ -31,6 +31,7 @@ from scanlib._compat import ANGLE, DEG2RAD, RAD2DEG
 from scanlib.kernels import language
 from scanlib.kernels.elementary import compute
 from scanlib.kernels.language import DTYPES, FLOATS, INTEGERS, Type, Value, Writer
+from scanlib.kernels.processor import has_fused_multiply_add
 from scanlib.ops.logaddexp import LogAddExp
 
 
@@ -237,11 +238,11 @@ def _power_of_two(w: Writer, bits: int, x: Value, y: Value) -> Value:
 MOST_FACTORS = 64  # of a power with a known exponent: more would lose digits
 
 
-def _power(w: Writer, x: Value, y: Value) -> Value:
+def _power(w: Writer, x: Value, y: Value, of_floats: Callable[..., Value] | None = None) -> Value:
     if x.type.is_float:
         power = float(y.value) if isinstance(y, language.Constant) and not y.value.ndim else 0.0
         if not ((2 * power).is_integer() and 0 < abs(power) <= MOST_FACTORS):
-            return library(w, "pow", x, y)
+            return library(w, "pow", x, y) if of_floats is None else of_floats(w, x, y)
         whole, half = divmod(abs(power), 1.0)
         result = _root(w, x) if half else _whole_power(x, int(whole))
         if half and whole:
@@ -391,6 +392,20 @@ if DEG2RAD is not None and RAD2DEG is not None:
     FLOAT_RULES[DEG2RAD] = lambda w, x: x * (pi / 180.0)
     FLOAT_RULES[RAD2DEG] = lambda w, x: x * (180.0 / pi)
 
+# By Op: the same of numbers that lie side by side, for which the C library has no functions. Where
+# a step waits for one number alone, these take longer than its own.
+SIDE_BY_SIDE: dict[type, Rule] = {}
+if has_fused_multiply_add():
+    SIDE_BY_SIDE = {
+        ps.Pow: lambda w, x, y: _power(w, x, y, _vector("power")),
+        ps.Exp2: _vector("exp2"),
+        ps.Log2: _vector("log2"),
+        ps.Log10: _vector("log10"),
+        ps.Cos: _vector("cos"),
+        ps.Sin: _vector("sin"),
+        ps.Tan: _vector("tan"),
+    }
+
 # By Op: comparisons, of operands of the dtype that both have in common.
 COMPARISONS: dict[type, str] = {
     ps.EQ: "eq",
@@ -449,13 +464,15 @@ class Scalars:
     """Writes graphs of scalars into a kernel.
 
     `outside` writes a node that no rule is for, given its operands, or raises `NoKernelError`;
-    `computed` are dtypes that are computed in others, by name.
+    `computed` are dtypes that are computed in others, by name. `side_by_side` says that there are
+    several numbers, of which `lanes` are computed at once.
     """
 
     writer: Writer
     outside: Outside | None = None
     computed: Mapping[str, str] = field(default_factory=dict)
     lanes: int = field(default=1, init=False)
+    side_by_side: bool = field(default=False, init=False)
     values: dict[Variable, Number] = field(default_factory=dict, init=False)
 
     @contextmanager
@@ -470,12 +487,13 @@ class Scalars:
     @contextmanager
     def taking(self, lanes: int) -> Iterator[None]:
         """Write for so many numbers at once; forget, afterwards, what has become of variables."""
-        before, self.lanes = self.lanes, lanes
+        before = self.lanes, self.side_by_side
+        self.lanes, self.side_by_side = lanes, True
         try:
             with self.scope():
                 yield
         finally:
-            self.lanes = before
+            self.lanes, self.side_by_side = before
 
     def bind(self, variable: Variable, value: Number) -> None:
         self.values[variable] = value
@@ -546,6 +564,8 @@ class Scalars:
         rule = RULES.get(kind)
         if rule is None and made in FLOATS:
             rule = FLOAT_RULES.get(kind)
+        if self.side_by_side:
+            rule = SIDE_BY_SIDE.get(kind, rule)
         no_numbers = made == "bool" and kind in _NO_TRUTHS
         no_bits = made in FLOATS and kind in _BITS
         if rule is None or half is not None or no_numbers or no_bits:

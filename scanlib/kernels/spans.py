@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from scanlib.kernels.lanes import over_lanes
 from scanlib.kernels.language import INT64, Type, Value, Writer
 from scanlib.kernels.scalars import LanesError, Number, Pair, added, parts, parts_of, real
 
@@ -42,38 +43,6 @@ def store_number(w: Writer, pointer: Value, offset: Value | int, value: Number) 
     w.store(pointer, offset, value.real)
     second = w.as_value(offset, INT64) + value.real.type.itemsize
     w.store(pointer, second, value.imag)
-
-
-def over_lanes(w: Writer, value: Value, combine: Callable[..., Number]) -> Value:
-    """Return what all lanes give together, in pairs of halves."""
-    while value.type.lanes > 1:
-        half = value.type.lanes // 2
-        if half == 1:
-            low, high = w.lane(value, 0), w.lane(value, 1)
-        else:
-            low, high = (w.shuffle(value, value, range(k, k + half)) for k in (0, half))
-        value = real(combine(low, high))
-    return value
-
-
-def vector_of(w: Writer, numbers: Sequence[Value]) -> Value:
-    """Return the vector whose lanes hold some numbers, each of which may be there several times."""
-    first, *others = dict.fromkeys(numbers)
-    kind = Type(first.type.dtype, len(numbers))
-    found = w.as_value(first, kind)
-    for number in others:
-        own = w.constant([each is number for each in numbers], kind.of("bool"))
-        found = w.select(own, w.as_value(number, kind), found)
-    return found
-
-
-def any_lane(w: Writer, flags: Value) -> Value:
-    """Return whether a truth value holds in some lane."""
-    return over_lanes(w, flags, lambda low, high: low | high)
-
-
-def sum_of_lanes(w: Writer, value: Value) -> Value:
-    return over_lanes(w, value, added)
 
 
 class Cell:
@@ -145,7 +114,7 @@ class Total:
         for count in sorted(self.used, reverse=True):
             value = self.cells[count].value
             if isinstance(value, Value):
-                value = over_lanes(self.w, value, self.combine)
+                value = over_lanes(self.w, value, lambda low, high: real(self.combine(low, high)))
             old = value if old is None else self.combine(old, value)
         return self.start if old is None else old
 

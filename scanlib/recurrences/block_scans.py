@@ -33,10 +33,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scanlib.kernels.lanes import vector_of
 from scanlib.kernels.language import BOOL, INT64, Type, Value, Writer
 from scanlib.kernels.processor import register_bytes, shuffled_bytes
 from scanlib.kernels.scalars import times_plus
-from scanlib.kernels.spans import LINE, Span, vector_of, walk
+from scanlib.kernels.spans import LINE, Span, walk
 from scanlib.recurrences.trust import Found, Test, is_moderate, is_nan
 
 Function = tuple[Any, ...]  # the numbers that select a function of a class

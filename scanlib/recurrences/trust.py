@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from scanlib.kernels.lanes import any_lane
 from scanlib.kernels.language import BOOL, INT64, Local, Type, Value, Writer
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.spans import Items, Same, any_lane, walk
+from scanlib.kernels.spans import Items, Same, walk
 
 # Bounds of coefficients by dtype: products of eight are normal numbers.
 LOWEST = {"float64": 2.0**-120, "float32": 2.0**-15}

@@ -38,6 +38,7 @@ import numpy as np
 
 from scanlib.kernels.arrays.sizes import Size, pieces, product
 from scanlib.kernels.elementary import compute
+from scanlib.kernels.lanes import any_lane
 from scanlib.kernels.language import INT64, Local, Type, Value
 from scanlib.kernels.linalg.matrices import Matrix, packed
 from scanlib.kernels.linalg.semiring_products import (
@@ -47,7 +48,7 @@ from scanlib.kernels.linalg.semiring_products import (
     extreme_of,
     largest_lane,
 )
-from scanlib.kernels.spans import Span, any_lane
+from scanlib.kernels.spans import Span
 from scanlib.recurrences.trust import outside, some
 from scanlib.schedules.polls import between_polls
 

@@ -19,6 +19,7 @@ from scanlib.backends.handler.programs import program_of
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Writer, functions_of
 from scanlib.kernels.printers.c import ARGUMENTS, print_functions
+from scanlib.kernels.processor import has_fused_multiply_add
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.kernel_runs import by_llvm
 from tests.modes import MODES
@@ -33,16 +34,21 @@ def sigmoid(x):
 
 
 # What each function is held against, in whatever precision its argument has.
-EXACT = {
+CIRCULAR = {"cos": np.cos, "sin": np.sin, "tan": np.tan}
+EXACT = CIRCULAR | {
     "exp": np.exp,
+    "exp2": np.exp2,
     "expm1": np.expm1,
     "log": np.log,
+    "log10": np.log10,
     "log1p": np.log1p,
+    "log2": np.log2,
     "sigmoid": sigmoid,
     "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
     "tanh": np.tanh,
 }
-UNITS = dict.fromkeys(EXACT, 2.5) | {"tanh": 3}
+UNITS = dict.fromkeys(EXACT, 2.5) | {"tanh": 3} | dict.fromkeys(("cos", "sin", "exp2"), 1)
+UNITS |= dict.fromkeys(("log2", "log10"), 0.6)
 DTYPES = ("float64", "float32")
 SCALES = (1e-30, 1e-12, 1e-6, 1e-3, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 50.0, 400.0)
 ZEROS = [0.0, -0.0]
@@ -78,6 +84,8 @@ def c_loop(name, dtype):
     }}
     """
     flags = ["-O3", "-fno-math-errno", *ARGUMENTS]
+    if has_fused_multiply_add() and platform.machine() == "x86_64":
+        flags.append("-mfma")
     with TemporaryDirectory() as folder:
         for target, how in (("loop.s", ["-S"]), ("loop.so", ["-shared", "-fPIC"])):
             command = [*COMPILER, *flags, *how, "-x", "c++", "-", "-o", f"{folder}/{target}"]
@@ -124,7 +132,10 @@ def arguments(name, dtype):
     """Return arguments of all sizes at which the function is finite."""
     rng = np.random.default_rng(0)
     x = np.concatenate([scale * rng.uniform(-1, 1, 20_000) for scale in SCALES])
-    if name == "log":
+    if name in CIRCULAR:
+        large = [scale * rng.uniform(-1, 1, 20_000) for scale in (1e5, 2.0**30, 1e12, 1e30)]
+        x = np.concatenate([x, np.pi / 2 * np.arange(-20_000, 20_000), *large])
+    if name in ("log", "log2", "log10"):
         x = np.concatenate([np.exp(x), 1 + x[np.abs(x) < 0.9]])
     if name == "log1p":
         x = np.concatenate([x[np.abs(x) < 1], np.exp(x)])
@@ -151,6 +162,8 @@ def test_overflow_and_underflow(loops, name, dtype):
     """Results and arguments among the subnormal numbers, and the last before infinity."""
     info = np.finfo(dtype)
     low, high = np.log(float(info.smallest_subnormal)), np.log(float(info.max))
+    if name == "exp2":
+        low, high = low / np.log(2), high / np.log(2)
     edges = np.concatenate(
         [np.linspace(low - 2, low + 40, 5000), np.linspace(-1, 1e-3, 999) + high]
     )
@@ -169,11 +182,13 @@ def test_overflow_and_underflow(loops, name, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", EXACT)
 def test_special_values(loops, name, dtype):
-    x = cast([*SPECIAL, -1.0, -1.5, 1.0], dtype)
+    x = cast([*SPECIAL, -1.0, -1.5, 1.0, 8.0, 1000.0], dtype)
     out = run(loops(name, dtype), x)
     with np.errstate(all="ignore"):
         expected = cast(EXACT[name](x.astype(np.longdouble)), dtype)
     np.testing.assert_allclose(out, expected, rtol=1e-6, atol=0)
+    whole = np.trunc(expected) == expected
+    np.testing.assert_array_equal(out[whole], expected[whole])
     number = ~np.isnan(out)
     np.testing.assert_array_equal(np.signbit(out[number]), np.signbit(expected[number]))
 
@@ -201,37 +216,75 @@ def test_logaddexp(dtype):
         np.testing.assert_allclose(out, cast(exact, dtype), rtol=rtol, atol=rtol)
 
 
+@needs_extended_precision
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", sorted(EXACT))
+def test_powers(dtype):
+    loop, rng = llvm_loop("power", dtype, count=2), np.random.default_rng(2)
+    pairs = [
+        (1 + small * rng.normal(size=9_000), rng.normal(size=9_000) / small) for small in SCALES
+    ]
+    bases = [np.exp(scale * rng.normal(size=9_000)) for scale in (0.1, 1, 10, 100)]
+    pairs += [(x, scale * rng.normal(size=9_000)) for x in bases for scale in (0.1, 1, 10, 1000)]
+    x, y = (cast(np.concatenate(values), dtype) for values in zip(*pairs, strict=True))
+    x, out = np.abs(x), np.empty_like(x)
+    loop(x, y, out)
+    with np.errstate(all="ignore"):
+        exact = np.power(x.astype(np.longdouble), y.astype(np.longdouble))
+        expected = exact.astype(dtype)
+        finite = np.isfinite(expected)
+        np.testing.assert_array_equal(out[~finite], expected[~finite])
+        unit = np.spacing(np.abs(expected[finite])).astype(np.longdouble)
+    assert np.max(np.abs(out[finite] - exact[finite]) / unit) < 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_powers_that_are_exact(dtype):
+    """Of special numbers, as in C, and of whole ones."""
+    loop = llvm_loop("power", dtype, count=2)
+    numbers = [*SPECIAL, *np.arange(-5, 41), 0.5, -0.5, 2.0**52 + 1, -(2.0**52) - 1, 2.0**53 + 2]
+    x, y = (v.ravel() for v in np.meshgrid(cast(numbers, dtype), cast(numbers, dtype)))
+    out = np.empty_like(x)
+    loop(x.copy(), y.copy(), out)
+    with np.errstate(all="ignore"):
+        expected = np.power(x.astype(float), y.astype(float)).astype(dtype)
+    rtol = 2 * np.finfo(dtype).eps
+    np.testing.assert_allclose(out, expected, rtol=rtol, atol=0)
+    whole = (np.abs(expected) < 2.0 ** np.finfo(dtype).nmant) & (np.trunc(expected) == expected)
+    np.testing.assert_array_equal(out[whole], expected[whole])
+    number = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.signbit(out[number]), np.signbit(expected[number]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", sorted(set(EXACT) - set(CIRCULAR)))
 @pytest.mark.skipif(not COMPILER[0], reason="there is no C++ compiler")
 def test_loops_are_vectorized(name, dtype):
     loop = c_loop(name, dtype)
     run(loop, np.ones(3, dtype))
     assert not re.search(r"(call|jmp|bl)\s.*\b(exp|expm1|log|log1p|tanh)f?\b", loop.assembly)
     if platform.machine() == "x86_64":
-        assert re.search(f"mulp{'d' if dtype == 'float64' else 's'}", loop.assembly)
+        assert re.search("mulp[ds]", loop.assembly)
 
 
 @pytest.mark.parametrize("linker", ["numba", "c"])
 def test_loops_of_scanlib_use_them(linker):
     """Where argument and result have the same dtype; others keep PyTensor's functions."""
     x, n = pt.vector("x", dtype="float64"), pt.vector("n", dtype="int64")
+    named = sorted(set(EXACT) - {"exp", "exp2"})
 
     def step(x, n, y):
-        rates = pt.exp(-x) + pt.log(x) + pt.log1p(x) + pt.expm1(x) + pt.tanh(x)
-        return 0.5 * y + rates + pt.sigmoid(x) + pt.softplus(x) + pt.exp(n), pt.sin(y)
+        rates = sum(getattr(pt, name)(x) for name in named)
+        return 0.5 * y + rates + pt.exp(-x) + pt.exp(n) + x**0.3, pt.sinh(y)
 
     results = scanlib.scan(step, sequences=[x, n], outputs_info=[0.0, None], return_updates=False)
     f = pytensor.function([x, n], results, mode=MODES[linker])
     loops = [v.op for v in f.maker.fgraph.apply_nodes if isinstance(v.op, ElemwiseScan)]
     kernels = [kernel for op in loops for kernel in program_of(op).kernels.run]
     called = " ".join(own.name for kernel in kernels for own in functions_of(kernel))
-    assert set(re.findall(r"scanlib_([a-z0-9]+)_float64\b", called)) == set(EXACT)
+    assert set(re.findall(r"scanlib_([a-z0-9]+)_float64\b", called)) == {*named, "exp", "power"}
     x_value, n_value = np.array([0.5, 1e-9, 3.0, 700.0]), np.array([1, 0, -2, 3])
     expected = np.exp(n_value.astype(float))
-    expected += np.exp(-x_value) + sum(
-        EXACT[name](x_value) for name in ("log", "log1p", "expm1", "tanh", "sigmoid", "softplus")
-    )
+    expected += np.exp(-x_value) + x_value**0.3 + sum(EXACT[name](x_value) for name in named)
     for t in range(1, 4):
         expected[t] += 0.5 * expected[t - 1]
     np.testing.assert_allclose(f(x_value, n_value)[0], expected, rtol=1e-14)

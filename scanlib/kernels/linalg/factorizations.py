@@ -16,10 +16,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scanlib.kernels.elementary import compute
+from scanlib.kernels.lanes import sum_of_lanes
 from scanlib.kernels.language import BOOL, INT64, Local, Type, Value, Writer
 from scanlib.kernels.linalg.matrices import Matrix, copy, packed, shared, sized
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.spans import sum_of_lanes, walk
+from scanlib.kernels.spans import walk
 
 NOT_FINITE, SINGULAR = 1, 2  # what `inverse` returns; zero if all is well
 LONG_LINE = 16  # factors of one number of a solution that are multiplied several at once

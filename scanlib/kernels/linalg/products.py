@@ -28,6 +28,7 @@ from contextlib import ExitStack
 from functools import cache
 from typing import Any
 
+from scanlib.kernels.lanes import sum_of_lanes, vector_of
 from scanlib.kernels.language import (
     BOOL,
     FLOATS,
@@ -53,7 +54,7 @@ from scanlib.kernels.linalg.semiring_products import Combination, SmallVectors, 
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import NoKernelError, Scalars, added, parts_of, times_plus
 from scanlib.kernels.scipy_routines import Routine
-from scanlib.kernels.spans import Cell, load_number, store_number, sum_of_lanes, vector_of
+from scanlib.kernels.spans import Cell, load_number, store_number
 
 TINIEST = 4  # rows and columns of products that are unrolled
 LARGEST = 256**3  # multiplications that are not left to BLAS

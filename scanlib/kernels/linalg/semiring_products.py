@@ -22,9 +22,10 @@ from functools import partial
 from math import inf
 
 from scanlib.kernels.elementary import compute
+from scanlib.kernels.lanes import any_lane, over_lanes
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
 from scanlib.kernels.linalg.matrices import Matrix, known, sized
-from scanlib.kernels.spans import any_lane, lane_counts, lane_pieces, over_lanes, walk
+from scanlib.kernels.spans import lane_counts, lane_pieces, walk
 
 VECTOR_BYTES = 64
 # How many vectors a tile has, and how many terms are summed apart so that additions need not wait
