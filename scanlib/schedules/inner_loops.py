@@ -20,6 +20,7 @@ from pytensor.graph.basic import Apply, Variable
 from scanlib.kernels.arrays.array_step import Step, rule, writes
 from scanlib.kernels.arrays.sizes import (
     UNFIT,
+    Changing,
     Expression,
     Given,
     Size,
@@ -103,6 +104,7 @@ class InnerLoop:
     program: LoopProgram
 
     def __post_init__(self) -> None:
+        self.sizes: dict[Size, Size] = {}  # of the inner loop, as those of the step
         self.inputs = [self.step.place(variable) for variable in self.node.inputs]
         # How many steps the loop takes, or how large its arrays are.
         self.step_decides = any(changes(*place.sizes, *place.strides) for place in self.inputs)
@@ -195,6 +197,11 @@ class InnerLoop:
         """Return a size of the inner loop as one of the step."""
         if isinstance(size, int | float):
             return size
+        if size not in self.sizes:
+            self.sizes[size] = self._translated(size)
+        return self.sizes[size]
+
+    def _translated(self, size: Given | Expression | Changing) -> Size:
         if isinstance(size, Expression):
             return combined(size.operation, *map(self.translated, size.parts))
         assert isinstance(size, Given)

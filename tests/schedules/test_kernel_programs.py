@@ -15,7 +15,6 @@ from pytensor.compile.mode import OPT_FAST_RUN, Mode
 
 import scanlib
 from scanlib.backends.handler.programs import program_of
-from scanlib.kernels.language import Prefetch, walk
 from scanlib.kernels.python_driver import Runner, compiled_runner
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from tests.kernel_runs import interpreted_entry
@@ -239,12 +238,6 @@ def test_a_long_loop_can_be_interrupted(linker):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert np.isfinite(f(10))
-
-
-def test_rows_are_asked_for_where_there_are_rows():
-    (first, *_) = lowered(*channel(3, 8))
-    program = program_of(first[0])
-    assert any(isinstance(s, Prefetch) for s in walk(program.kernels.run[0].body))
 
 
 @pytest.mark.parametrize("threads", [2, 3])

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 from pytensor.graph.basic import Apply
@@ -57,8 +58,12 @@ class Expression:
 
     @cached_property
     def text(self) -> str:
-        """What the terms of sums and products are sorted by."""
-        return repr(self)
+        """What the terms of sums and products are sorted by: a digest, as text that repeats what
+        several parts share would grow with every part."""
+        operation = self.operation
+        name = operation if isinstance(operation, str) else f"{operation[0].op} {operation[1]}"
+        parts = [part.text if isinstance(part, Expression) else repr(part) for part in self.parts]
+        return blake2b(" ".join((name, *parts)).encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -270,9 +275,15 @@ class Sizes:
 
 def _occurs(size: Size, whole: Size) -> bool:
     """Whether an expression is made of a size, among others."""
-    if not isinstance(whole, Expression):
-        return False
-    return any(part == size or _occurs(size, part) for part in whole.parts)
+    seen: set[Size] = set()
+    todo = [whole] if isinstance(whole, Expression) else []
+    while todo:
+        parts = set(todo.pop().parts) - seen
+        if size in parts:
+            return True
+        seen |= parts
+        todo += [part for part in parts if isinstance(part, Expression)]
+    return False
 
 
 @dataclass(eq=False)
