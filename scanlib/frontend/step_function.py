@@ -25,6 +25,7 @@ from scanlib.frontend.lags import Lags
 from scanlib.frontend.states import type_text
 from scanlib.frontend.trees import flatten
 from scanlib.frontend.values import as_variable
+from scanlib.ops.counted_rows import counts_by
 from scanlib.ops.graph import depends_on, is_tensor, read_from_outside
 
 ONE_VECTOR = "to return one vector write pt.stack([...]): a list is several values"
@@ -446,7 +447,7 @@ def captured_variables(
     free = [n for n in draws if not any(isinstance(inp.type, RandomType) for inp in n.inputs)]
     fixed = [out for node in free for out in node.outputs]
     dependent = depends_on(outputs, [*placeholders, *fixed])
-    read = read_from_outside(nodes, outputs, dependent)
+    read = read_from_outside(nodes, outputs, dependent, counts_by)
     return [variable for variable in read if not isinstance(variable, Constant)]
 
 

@@ -35,9 +35,17 @@ from scanlib.ops.graph import (
     substitute,
 )
 from scanlib.ops.loop import Loop, Sequence
+from scanlib.ops.scan import Scan
 
 _WHOLE = slice(None)
 MOST_ITEMS = 4  # of a slice that are read or written one by one
+
+
+def counts_by(node: Apply, rows: Variable) -> bool:
+    """Whether a loop counts by a range, which stays beside it: around the loop may be others, at
+    whose steps the range has other lengths."""
+    is_made = rows.owner is not None and not all(isinstance(n, Constant) for n in rows.owner.inputs)
+    return is_made and isinstance(node.op, Scan) and is_range(rows)
 
 
 @dataclass(frozen=True)

@@ -164,11 +164,20 @@ def depends_on(outputs: Sequence[Variable], inputs: Iterable[Variable]) -> set[V
 
 
 def read_from_outside(
-    nodes: Iterable[Apply], outputs: Sequence[Variable], dependent: set[Variable]
+    nodes: Iterable[Apply],
+    outputs: Sequence[Variable],
+    dependent: set[Variable],
+    belongs: Callable[[Apply, Variable], bool],
 ) -> list[Variable]:
-    """Return what outputs, or nodes with dependent results, read that does not depend as well."""
-    readers = (node for node in nodes if any(out in dependent for out in node.outputs))
-    read = dict.fromkeys([*outputs, *(inp for node in readers for inp in node.inputs)])
+    """Return what outputs, or nodes with dependent results, read that does not depend as well.
+
+    In place of an input that `belongs` to the node that reads it stands what it is made of.
+    """
+    read = dict.fromkeys(outputs)
+    for node in nodes:
+        if any(out in dependent for out in node.outputs):
+            for inp in node.inputs:
+                read |= dict.fromkeys(inp.owner.inputs if belongs(node, inp) else [inp])
     return [variable for variable in read if variable not in dependent]
 
 

@@ -147,6 +147,38 @@ def test_sizes_that_differ_at_a_step(fast_mode):
         function([0, 1, 3], np.ones(5), np.ones(3))
 
 
+def test_loops_over_ranges_two_levels_down(fast_mode):
+    """Chain products: the cheapest of all ways to cut a span, for spans longer and longer."""
+    sizes = pt.dvector("sizes")
+    n = sizes.shape[0] - 1
+
+    def of_length(length, costs):
+        def from_start(i, costs):
+            def cut(k, best):
+                product = sizes[i] * sizes[i + k + 1] * sizes[i + length + 1]
+                return pt.minimum(best, costs[i, i + k] + costs[i + k + 1, i + length] + product)
+
+            cheapest = scan(cut, pt.arange(length), pt.constant(np.inf))[-1]
+            return costs[i, i + length].set(cheapest)
+
+        return scan(from_start, pt.arange(n - length), costs)[-1]
+
+    costs = scan(of_length, pt.arange(1, n), pt.zeros((n, n)))[-1]
+    function = pytensor.function([sizes], costs[0, n - 1], mode=fast_mode)
+    assert_kernels(function)
+    for given in ([30.0, 35, 15, 5, 10, 20, 25], [2.0, 3, 4]):
+        plain = np.zeros((len(given), len(given)))
+        for length in range(1, len(given) - 1):
+            for i in range(len(given) - 1 - length):
+                plain[i, i + length] = min(
+                    plain[i, i + k]
+                    + plain[i + k + 1, i + length]
+                    + given[i] * given[i + k + 1] * given[i + length + 1]
+                    for k in range(length)
+                )
+        assert function(given) == plain[0, len(given) - 2]
+
+
 # Generated steps
 
 

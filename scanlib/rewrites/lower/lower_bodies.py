@@ -73,21 +73,23 @@ def count_steps(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable] 
     is left in a step are ranges of another length each time, and these have no kernel."""
     loop = Loop.from_node(node)
     is_kept = loop.n_steps is None and not loop.outputs and loop.stop is None
-    if not is_kept or len(loop.sequences) > 1 or not all(state.untraced for state in loop.states):
+    if not is_kept or not all(state.untraced for state in loop.states):
         return None
-    (part,) = loop.sequences
-    view, dtype = Lengths(sure=True).view(part.outer), part.row.type.dtype
-    made = view.base.owner
-    if made is None or not isinstance(made.op, ARange) or not view.is_whole:
-        return None
-    start, stop, by = (pt.cast(number, "int64") for number in made.inputs)
-    if constant_integer(by) is None or dtype not in integer_dtypes:
-        return None
-    steps = pt.maximum(-((start - stop) // by), 0)
-    first, by = (start + (steps - 1) * by, -by) if loop.reverse != view.flipped else (start, by)
-    loop.carries.append(Carry(pt.cast(first, dtype), part.row, part.row + pt.cast(by, dtype)))
-    loop.n_steps, loop.sequences = steps, []
-    return dict(zip(node.outputs, loop.apply().node.outputs, strict=False))
+    changed = False
+    for part in list(loop.sequences):
+        view, dtype = Lengths(sure=True).view(part.outer), part.row.type.dtype
+        made = view.base.owner
+        if made is None or not isinstance(made.op, ARange) or not view.is_whole:
+            continue
+        start, stop, by = (pt.cast(number, "int64") for number in made.inputs)
+        if constant_integer(by) is None or dtype not in integer_dtypes:
+            continue
+        steps = pt.maximum(-((start - stop) // by), 0)
+        first, by = (start + (steps - 1) * by, -by) if loop.reverse != view.flipped else (start, by)
+        loop.carries.append(Carry(pt.cast(first, dtype), part.row, part.row + pt.cast(by, dtype)))
+        loop.sequences.remove(part)
+        loop.n_steps, changed = None if loop.sequences else steps, True
+    return dict(zip(node.outputs, loop.apply().node.outputs, strict=False)) if changed else None
 
 
 _join_slices = dfs_rewriter(join_slices)

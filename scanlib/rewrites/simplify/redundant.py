@@ -32,6 +32,7 @@ from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import copy_graph, freeze_graph
 from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.counted_rows import counts_by
 from scanlib.ops.graph import (
     CHEAP,
     applies,
@@ -390,7 +391,8 @@ def hoist_invariants(edit: LoopEdit) -> None:
     outer_of = {part.inner: part.outer for part in loop.non_sequences}
     varying = [variable for variable in loop.body_inputs() if variable not in outer_of]
     outputs = loop.body_outputs()
-    pending = read_from_outside(toposort(outputs), outputs, depends_on(outputs, varying))[::-1]
+    dependent = depends_on(outputs, varying)
+    pending = read_from_outside(toposort(outputs), outputs, dependent, counts_by)[::-1]
     found, seen = dict[Variable, None](), set[Variable]()
     while pending:
         current = pending.pop()
