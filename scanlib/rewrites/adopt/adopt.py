@@ -64,6 +64,7 @@ from scanlib.rewrites.adopt.adopt_buffers import (
     whole_buffer,
 )
 from scanlib.rewrites.edit import replace, rewrite_step
+from scanlib.rewrites.inline import write_out_graphs
 from scanlib.rewrites.pytensor_rewrites import CANONICAL
 
 # From the results of a loop's parts.
@@ -109,6 +110,7 @@ class Adoption:
         body = thaw_graph(self.op.fgraph)
         undo_in_place(body)
         rewrite_as_asked(body, self.op.mode)
+        write_out_graphs.rewrite(body)
         if any(returns_other_shapes(each) for each in body.apply_nodes):
             raise NotAdoptableError("a step calls QR in the mode 'raw', whose shapes are not known")
         prepare_body(body)
