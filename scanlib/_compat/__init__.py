@@ -8,12 +8,13 @@ its reason; ``docs/upstream.md`` has what is changed in PyTensor itself, as prop
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.mode import optdb
 from pytensor.graph import features as features_module
 from pytensor.graph.basic import Apply, Constant, NominalVariable, Variable
 from pytensor.graph.features import Feature
@@ -292,6 +293,14 @@ def features(fgraph: FunctionGraph, kind: type[F]) -> list[F]:
     """Return the features of a kind that are attached to a graph, which has no public list."""
     attached = getattr(fgraph, "_features", ())  # none of a frozen graph
     return [feature for feature in attached if isinstance(feature, kind)]
+
+
+def leave_alone(name: str, is_left_alone: Callable[[FunctionGraph], bool]) -> None:
+    """Have one of PyTensor's rewrites leave some graphs alone: which rewrites a mode has is fixed
+    before there is a graph."""
+    rewrite: Any = optdb[name]
+    own = rewrite.apply
+    rewrite.apply = lambda fgraph: None if is_left_alone(fgraph) else own(fgraph)
 
 
 def function_inside(f: Any) -> Any:

@@ -36,6 +36,7 @@ PASSES = (
     "loop_rotate",
     "instruction_combine",
 )
+LONG = 1500  # lines of a block
 
 
 @dataclass(frozen=True)
@@ -144,12 +145,17 @@ def _compile(text: str) -> bytes:
         getattr(passes, f"add_{name}_pass")()
     passes.run(module, builder)
     # What grows with the index of a loop is added up in the text already. LLVM's pass for that
-    # takes two fifths of this time, and the square of the number of loops.
+    # takes two fifths of this time, and the square of the number of loops. Its own order of
+    # instructions takes the square of the longest block; this one does not. (The fastest order of
+    # all, `linearize`, makes wrong code.)
+    is_long = max(block.count("\n") for block in text.split(":\n")) > LONG
     llvm.set_option("scanlib", "-disable-lsr=1")
+    llvm.set_option("scanlib", f"-pre-RA-sched={'list-burr' if is_long else 'default'}")
     try:
         return machine.emit_object(module)
     finally:
         llvm.set_option("scanlib", "-disable-lsr=0")
+        llvm.set_option("scanlib", "-pre-RA-sched=default")
 
 
 def _load(code: bytes, names: Sequence[str]) -> CompiledKernels:

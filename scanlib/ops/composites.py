@@ -24,10 +24,11 @@ from pytensor.tensor.linalg.constructors import BlockDiagonal
 from pytensor.tensor.linalg.solvers.general import Solve
 from pytensor.tensor.linalg.solvers.psd import CholeskySolve
 from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
-from pytensor.tensor.math import Dot
+from pytensor.tensor.math import Dot, Sum
 from pytensor.tensor.pad import Pad
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
+from pytensor.tensor.type import float_dtypes
 
 from scanlib._compat import INDEX_READS, INDEX_WRITES, IfElse, inline_ofg_node, join_of
 from scanlib.lengths.numbers import constant_index, indices_of, only_cut
@@ -91,28 +92,77 @@ def _write_at_mask(node: Apply) -> list[Variable] | None:
 
 
 def _at_all_places(value: Variable, mask: Variable, ndim: int) -> Variable | None:
-    """Return what is written at a mask as an array of all items, None where it is none.
+    """Return what is computed of a mask's items for all items, None where it is of others.
 
-    Those that the mask leaves out are computed from zeros: they may be missing, and a gradient
-    multiplies what is computed from them by zero. So only operations count that are finite there.
+    Items that the mask leaves out may be missing, and a gradient multiplies what is computed from
+    them by zero: zeros stand for them, and where an operation need not be finite there, a half.
     """
     if all(value.type.broadcastable):
         return value.dimshuffle()
     node = value.owner
+    if value.type.broadcastable[0] and value.type.ndim == ndim - mask.type.ndim + 1:
+        return value.squeeze(0)
     if node is None:
         return None
+    padded = pt.shape_padright(mask, ndim - mask.type.ndim)
     if isinstance(node.op, INDEX_READS):
         x, places = node.inputs[0], indices_of(node)
         if len(places) > 1 or x.type.ndim != ndim or not isinstance(places[0], Variable):
             return None
         if not equal_computations(places, [mask]):
             return None
-        padded = pt.shape_padright(mask, ndim - mask.type.ndim)
         return pt.switch(padded, x, np.zeros((), x.type.dtype))
-    if not applies(node, (Add, Cast, Mul, Neg, Second, Sub)):
+    if not isinstance(node.op, Elemwise):
         return None
     parts = [_at_all_places(inp, mask, ndim) for inp in node.inputs]
-    return None if None in parts else node.op(*parts)
+    if None in parts:
+        return None
+    if not applies(node, (Add, Cast, Mul, Neg, Second, Sub)):
+        for k, part in enumerate(parts):
+            half = np.asarray(0.5 if part.type.dtype in float_dtypes else 1, part.type.dtype)
+            parts[k] = part if isinstance(part, Constant) else pt.switch(padded, part, half)
+    return node.op(*parts)
+
+
+def _selected(value: Variable) -> tuple[Variable, Variable] | None:
+    """Return all items of what is computed of those that a mask of the leading axes selects, and
+    the mask; None where nothing is."""
+
+    def parts(variable: Variable) -> list[Variable]:
+        node = variable.owner
+        return node.inputs if node is not None and isinstance(node.op, Elemwise) else []
+
+    for read in walk([value], parts):
+        if read.owner is not None and isinstance(read.owner.op, INDEX_READS):
+            (mask, *_), ndim = indices_of(read.owner), read.owner.inputs[0].type.ndim
+            if getattr(mask, "dtype", "") == "bool":
+                whole = _at_all_places(value, mask, ndim)
+                return None if whole is None else (whole, mask)
+    return None
+
+
+def _sum_of_selected(node: Apply) -> list[Variable] | None:
+    """Sum what a mask selects as all items, with zeros for the others."""
+    (value,), axes = node.inputs, node.op.axis
+    axes = range(value.type.ndim) if axes is None else axes
+    found = _selected(value) if 0 in axes else None
+    if found is None:
+        return None
+    whole, mask = found
+    rank = mask.type.ndim
+    padded = pt.shape_padright(mask, whole.type.ndim - rank)
+    chosen = pt.switch(padded, whole, np.zeros((), whole.type.dtype))
+    axes = [*range(rank), *(axis + rank - 1 for axis in axes if axis)]
+    return [node.op.clone(axis=axes)(chosen)]
+
+
+def _sizes_of_selected(node: Apply) -> list[Variable] | None:
+    """Count what a mask selects."""
+    found = _selected(node.inputs[0]) if node.inputs[0].type.ndim else None
+    if found is None:
+        return None
+    whole, mask = found
+    return [pt.stack([mask.sum(dtype="int64"), *list(whole.shape)[mask.type.ndim :]])]
 
 
 def _choice_of_writes(node: Apply) -> list[Variable] | None:
@@ -209,6 +259,8 @@ COMPOSITES: dict[type, Callable[[Apply], list[Variable] | None]] = {
     INDEX_WRITES[1]: _write_at_mask,
     Join: _rotation,
     Pad: _pad,
+    Shape: _sizes_of_selected,
+    Sum: _sum_of_selected,
 }
 BATCHES = COMPOSITES | {IfElse: _choice}  # of an `IfElse` PyTensor cannot compute a batch
 

@@ -7,7 +7,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.features import Feature
 from pytensor.graph.fg import FunctionGraph
 
-from scanlib._compat import features
+from scanlib._compat import features, leave_alone
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.loop_rewrite import LoopRewrite
 
@@ -45,6 +45,11 @@ class MarkSteps(LoopRewrite):
 
 class HadLoops(Feature):
     """Says that a graph had loops, of which rewrites may leave none."""
+
+
+# Programs around loops write no result over an array they are given, and trying which nodes might
+# takes the square of their number.
+leave_alone("inplace_elemwise", lambda fgraph: bool(features(fgraph, HadLoops)))
 
 
 class RememberLoops(LoopRewrite):

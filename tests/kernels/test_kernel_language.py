@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scanlib.kernels import elementary, language
+from scanlib.kernels import compiled, elementary, language
 from scanlib.kernels.language import (
     BOOL,
     FLOAT32,
@@ -438,3 +438,30 @@ def test_what_grows_with_loops(loops, operations, strides, in_turn):
     kernel = write_kernel("growing", types, write)
     given = [own for _, own in strides]
     assert_same_bits(kernel, [np.zeros(1024, "i8"), np.int64(1), *map(np.int64, given)], False)
+
+
+def test_long_blocks_are_ordered_otherwise(monkeypatch):
+    """LLVM's own order takes the square of their length; it is back for what comes after."""
+
+    def adding(count):
+        def write(w, x):
+            total = w.load(FLOAT64, x)
+            for k in range(count):
+                total = total * (k % 3 - 0.5) + 0.25
+            w.store(x, 0, total)
+
+        return write_kernel(f"adding{count}", {0: POINTER}, write)
+
+    orders, own = [], compiled.llvm.set_option
+
+    def set_option(name, option):
+        orders.extend([option.split("=")[1]] if "sched" in option else [])
+        own(name, option)
+
+    monkeypatch.setattr(compiled.llvm, "set_option", set_option)
+    short = print_kernels(adding(8))
+    before = compiled._compile(short)
+    compiled._compile(print_kernels(adding(compiled.LONG)))
+    assert compiled._compile(short) == before
+    assert orders == ["default", "default", "list-burr", "default", "default", "default"]
+    assert_same_bits(adding(compiled.LONG), [np.ones(1)])

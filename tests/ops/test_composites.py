@@ -5,15 +5,19 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.mode import get_mode
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Switch
 from pytensor.tensor.basic import Join
 from pytensor.tensor.blas import BatchedDot
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.linalg.solvers.general import Solve
 from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
-from pytensor.tensor.math import Dot
+from pytensor.tensor.math import Dot, Sum
+from pytensor.tensor.shape import Shape
+from pytensor.tensor.subtensor import AdvancedSubtensor
 from scipy.linalg import block_diag
 
 import scanlib
@@ -24,7 +28,7 @@ from scanlib.ops.scan import Scan
 from tests.derivatives import central_gradient
 
 rng = np.random.default_rng(4)
-REPLACED = COMPOSITES.keys() - {Elemwise, Join}  # choices of what is written; rotations
+REPLACED = COMPOSITES.keys() - {Elemwise, Join, Shape, Sum}  # in some graphs alone
 
 
 def written(value):
@@ -117,9 +121,9 @@ def test_numbers_where_a_mask_says():
     expected[3][some] += 1.5
     for one, other in zip(f(value, 1.5, some), expected, strict=True):
         np.testing.assert_array_equal(one, other)
-    # What only the run can count, and what need not be finite where the mask selects nothing.
+    # What only the run can count.
     assert not composites([x[rows].set(x[:2]), x[rows].set(x[x[:, 0] > 1])])
-    assert not composites([x[rows].set(pt.log(x[rows])), x[rows].set(x[rows, 1:])])
+    assert not composites([x[rows].set(x[rows, 1:]), x[rows][::2].sum(), x[rows].max()])
 
 
 @pytest.mark.parametrize("linker", ["NUMBA", "JAX"])
@@ -152,6 +156,62 @@ def test_what_a_mask_selects_where_it_says(linker):
     for some, *found in zip([0.3, 0.8], *f(values, [0.3, 0.8], 0.9), strict=True):
         np.testing.assert_allclose(found[0], total(some, 0.9))
         np.testing.assert_allclose(found[1:], central_gradient(total, [some, 0.9]), rtol=1e-6)
+
+
+# Of a row, which of it is seen, a level and a parameter.
+SELECTED = {
+    "sum": lambda m, y, seen, h, a: a * y[seen].sum(),
+    "squares": lambda m, y, seen, h, a: ((a * y[seen] - h) ** 2).sum(),
+    "mean": lambda m, y, seen, h, a: (y[seen] * a + h).mean(),
+    "number": lambda m, y, seen, h, a: a * m.exp(y[seen]).shape[0],
+    # Neither is finite where nothing is seen, nor its slope.
+    "logarithms": lambda m, y, seen, h, a: m.log(m.abs(a * y[seen])).sum() + (1 / y[seen]).sum(),
+    "matrix": lambda m, y, seen, h, a: (a * m.sin(y.reshape((2, 2))[seen.reshape((2, 2))])).sum(),
+    "rows": lambda m, y, seen, h, a: (y.reshape((2, 2))[seen[:2]] - a).sum(axis=0)[1],
+}
+
+
+@pytest.mark.parametrize("library", ["scanlib", "pytensor"])
+@pytest.mark.parametrize("name", SELECTED)
+def test_sums_of_what_a_mask_selects(name, library):
+    """What is not seen counts nothing, in gradients and batches neither; all is kernels."""
+    y, a = pt.dmatrix("y"), pt.dscalar("a")
+
+    def step(m, y, h, a):
+        return m.tanh(0.2 * h + SELECTED[name](m, y, ~m.isnan(y), h, a))
+
+    def one(y, h, a):
+        return step(pt, y, h, a)
+
+    scan = {"scanlib": scanlib, "pytensor": pytensor}[library].scan
+    zero = pt.constant(0.0, dtype="float64")
+    trace = scan(one, [y], [zero], [a], return_updates=False)
+    cost = (trace**2).sum()
+    batches = pt.dtensor3("y"), pt.dvector("a")
+    results = vectorize_graph(
+        [cost, pytensor.grad(cost, a)], dict(zip([y, a], batches, strict=True))
+    )
+    f = pytensor.function(batches, results, mode=get_mode("NUMBA").including("scanlib_adopt"))
+    assert len(scanlib.explain(f).loops) == 2
+    bodies = (node.op.scan.body for node in f.maker.fgraph.apply_nodes if hasattr(node.op, "scan"))
+    assert not any(
+        isinstance(n.op, Blockwise | AdvancedSubtensor) for b in bodies for n in b.toposort()
+    )
+
+    def plain(y, a):
+        h, total = 0.0, 0.0
+        for row in y:
+            h = step(np, row, h, a)
+            total += h**2
+        return total
+
+    values = rng.normal(size=(2, 5, 4))
+    values[rng.uniform(size=(2, 5, 4)) < 0.4] = np.nan
+    values[:, :, 0] = 0.7  # a mean of something
+    for y, a, found, slope in zip(values, [0.3, 0.8], *f(values, [0.3, 0.8]), strict=True):
+        np.testing.assert_allclose(found, plain(y, a))
+        (known,) = central_gradient(lambda a: plain(y, a), [a])  # noqa: B023
+        np.testing.assert_allclose(slope, known, rtol=1e-6, atol=1e-9)
 
 
 def test_rows_that_a_mask_selects():

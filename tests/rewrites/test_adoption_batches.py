@@ -25,9 +25,8 @@ rng = np.random.default_rng(31)
 # PyTensor itself cannot compute the batch: it adds zeros of too few rows.
 VALUES_ALONE = {"parts_of_a_trace"}
 # These stay batches of PyTensor's: the loop over segments in the gradient of checkpoints, whose
-# length is another expression than that of its rows, gradients of loops with `until`, and loops
-# whose numbers of steps may differ.
-LEFT = {"checkpoints", "outputs_until", "outputs_until_that_never_comes", "steps_known_at_run_time"}
+# length is another expression than that of its rows, and loops whose numbers of steps may differ.
+LEFT = {"checkpoints", "steps_known_at_run_time"}
 
 
 def assert_adopted(function):
@@ -253,18 +252,58 @@ def test_a_sequence_that_gives_its_length_alone():
     assert_same([f(np.ones((3, 2)), np.ones((2, 3, 2)), starts)], [wanted])
 
 
-def test_gradients_of_members_that_end_by_themselves():
-    """Of these there is no batch: they stay PyTensor's, and raise nothing."""
-    a, batch = pt.dscalar("a"), pt.dvector("a")
-    y = pytensor.scan(
-        lambda y, a: (y + a * a, until(y > 1.5)),
-        outputs_info=pt.constant(0.0, dtype="float64"),
-        non_sequences=a,
-        n_steps=20,
-        return_updates=False,
-    )
-    results = vectorize_graph([y[-1], pytensor.grad(y[-1], a)], {a: batch})
-    f = pytensor.function([batch], results, mode=ADOPTING["c"])
+# What follows from states and a parameter, or from a row, and whether that ends the loop. (The
+# gradient of states with rows reads the wrong ones in PyTensor 3.0.)
+ENDING = {
+    "a state": lambda m, h, a: [h + a * a * m.cos(h), h > 1.1],
+    "a state and its sum": lambda m, h, s, a: [h + a * a * m.cos(h), s + a * h, h > 1.1],
+    "rows": lambda m, x, a: [m.sin(a * x), m.exp(x) * a, x > 0.7],
+    "rows from behind": lambda m, x, a: [m.sin(a * x), m.exp(x) * a, x > 0.7],
+}
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_gradients_of_members_that_end_by_themselves(name):
+    """They are two kernels; the gradient passes over the steps that a member did not run."""
+    step, states = ENDING[name], name.count("state") + name.count("sum")
+    x, a = pt.dvector("x"), pt.dscalar("a")
+
+    def one(*values):
+        *results, stop = step(pt, *values)
+        return results, until(stop)
+
+    given = {} if states else {"sequences": x, "go_backwards": "behind" in name}
+    initial = [pt.constant(0.0, dtype="float64")] * states or [None] * 2
+    results = scan(one, given.pop("sequences", None), initial, a, n_steps=9, **given)
+    cost = sum((k + 1) * value[-1] ** 2 for k, value in enumerate(results))
+    gradients = pytensor.grad(cost, [x, a], disconnected_inputs="ignore")
+    inputs = pt.dmatrix("x"), pt.dvector("a")
+    batch = vectorize_graph([cost, *gradients], dict(zip([x, a], inputs, strict=True)))
+    f = pytensor.function(inputs, batch, mode=ADOPTING["numba"], on_unused_input="ignore")
+    assert_adopted(f)
+    assert len(scanlib.explain(f).loops) == 2
+
+    def plain(x, a):
+        found = [0.0] * states
+        for row in x[::-1] if "behind" in name else x:
+            *found, stop = step(np, *(found if states else [row]), a)
+            if stop:
+                break
+        return sum((k + 1) * value**2 for k, value in enumerate(found))
+
+    values = rng.uniform(size=(3, 9)), np.array([0.5, 0.7, 0.95])
+    for x, a, found, *slopes in zip(*values, *f(*values), strict=True):
+        np.testing.assert_allclose(found, plain(x, a), rtol=1e-12)
+        for slope, known in zip(slopes, central_gradient(plain, [x, a]), strict=True):
+            np.testing.assert_allclose(slope, known, rtol=1e-6, atol=1e-8)
+
+
+def test_loops_over_members_that_end_by_themselves():
+    """What walks as they do has rows that a member did not run: it stays PyTensor's."""
+    x, batch = pt.dvector("x"), pt.dmatrix("x")
+    (trace,) = scan(lambda x, h: (h + x, until(h > 1)), x, [pt.zeros(())])
+    (total,) = scan(lambda h, s: 0.5 * s + h, trace, [pt.zeros(())])
+    results = vectorize_graph(total[-1], {x: batch})
+    f = pytensor.function([batch], results, mode=ADOPTING["py"])
     assert any(is_batch(node.op) for node in f.maker.fgraph.apply_nodes)
-    # PyTensor has no rows for members of different lengths; these have one.
-    np.testing.assert_allclose(f([0.7, 0.7])[1], [7.0, 7.0])
+    np.testing.assert_allclose(f([[0.7, 0.7, 0.7]]), [0.25 * 0.7 + 0.5 * 1.4 + 2.1])

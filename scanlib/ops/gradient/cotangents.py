@@ -8,12 +8,14 @@ row alone is the backward loop's initial value, with no sequence at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from typing import Any
 
 import numpy as np
+import pytensor.tensor as pt
 from pytensor.graph.basic import Constant, Variable
 from pytensor.scalar.basic import Add
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
@@ -22,7 +24,9 @@ from pytensor.tensor.subtensor import IncSubtensor
 
 from scanlib.lengths.numbers import constant_index, indices_of
 from scanlib.ops.gradient.step_pullback import is_connected, is_null
-from scanlib.ops.graph import applies, taken_apart
+from scanlib.ops.graph import applies, conform, row_type, taken_apart
+from scanlib.ops.loop import Carry, Loop
+from scanlib.ops.loop import Sequence as SequencePart
 
 
 @dataclass
@@ -65,6 +69,31 @@ def split_history(cotangent: Variable, depth: int, reverse: bool) -> HistoryCota
             result.add("rows", term[:-depth] if reverse else term[depth:])
             result.add("initial", term[-depth:] if reverse else term[:depth])
     return result
+
+
+def enter(
+    loop: Loop,
+    rows: Variable,
+    kind: Any,
+    name: str | None = None,
+    walk: Callable[[Variable], Variable] | None = None,
+) -> Variable:
+    """Have a loop that walks back read the cotangents of all rows; return what its steps read.
+
+    That of the last row waits for the last step: in a batch of loops with `until`, that is the last
+    one of each.
+    """
+    parts, entering = HistoryCotangent(), list[Variable]()
+    parts.add_rows(rows)
+    if parts.last is not None:
+        value = kind()
+        loop.carries.append(Carry(conform(parts.last, kind), value, pt.zeros_like(value)))
+        entering.append(value)
+    if parts.rows is not None:
+        walked = parts.rows if walk is None else walk(parts.rows)
+        loop.sequences.append(SequencePart(walked, row_type(walked)(), name))
+        entering.append(loop.sequences[-1].row)
+    return reduce(add, entering)
 
 
 def total_of(parts: Sequence[Variable | None]) -> Variable | None:

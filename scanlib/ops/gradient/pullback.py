@@ -15,7 +15,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.type import TensorType
 
-from scanlib.ops.gradient.cotangents import HistoryCotangent, split_history, total_of
+from scanlib.ops.gradient.cotangents import HistoryCotangent, enter, split_history, total_of
 from scanlib.ops.gradient.forward import ForwardValues, drawn_values
 from scanlib.ops.gradient.step_pullback import (
     StepPullback,
@@ -190,25 +190,11 @@ class _Backward:
             )
 
     def output_cotangent(self, output: Output, total: Variable) -> Variable:
-        """Return what enters a backward step for an output.
-
-        With `until`, a cotangent of the last row waits for the last step: in a batch of loops,
-        that is the last one of each.
-        """
-        source, cotangent = self.forward.loop, as_dtype(self.given[output], total)
-        parts = HistoryCotangent()
+        """Return what enters a backward step for an output."""
+        source, rows = self.forward.loop, as_dtype(self.given[output], total)
         if source.stop is not None and not source.reverse:
-            parts.add_rows(cotangent)
-        else:
-            parts.rows = cotangent
-        entering = []
-        if parts.last is not None:
-            carry = self.add_carry(parts.last, total.type)
-            carry.next = pt.zeros_like(carry.value)
-            entering.append(carry.value)
-        if parts.rows is not None:
-            entering.append(self.add_sequence(self.forward.walk(parts.rows)))
-        return entering[0] if len(entering) == 1 else entering[0] + entering[1]
+            return enter(self.loop, rows, total.type, walk=self.forward.walk)
+        return self.add_sequence(self.forward.walk(rows))
 
     # What one backward step computes
 

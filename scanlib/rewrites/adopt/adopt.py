@@ -46,10 +46,11 @@ from scanlib.lengths.arrays import Lengths, joined_parts, slice_of
 from scanlib.lengths.forms import LengthForm, Symbol, number
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.counted_rows import read_counted_rows
-from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.graph import core_op
+from scanlib.ops.gradient.cotangents import enter, is_zeros
+from scanlib.ops.graph import conform, core_op, row_type
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Part, Sequence, State
 from scanlib.ops.loop_rewrite import AdoptedLoop, LoopRewrite, RewriteFailure, holds, record_of
+from scanlib.ops.row_ops.ran_steps import RanSteps
 from scanlib.ops.row_ops.triangular import returns_other_shapes
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.adopt.adopt_batches import adopt_batches, is_batch
@@ -63,6 +64,7 @@ from scanlib.rewrites.adopt.adopt_buffers import (
     whole_buffer,
 )
 from scanlib.rewrites.edit import replace, rewrite_step
+from scanlib.rewrites.inline import write_out_graphs
 from scanlib.rewrites.pytensor_rewrites import CANONICAL
 
 # From the results of a loop's parts.
@@ -108,6 +110,7 @@ class Adoption:
         body = thaw_graph(self.op.fgraph)
         undo_in_place(body)
         rewrite_as_asked(body, self.op.mode)
+        write_out_graphs.rewrite(body)
         if any(returns_other_shapes(each) for each in body.apply_nodes):
             raise NotAdoptableError("a step calls QR in the mode 'raw', whose shapes are not known")
         prepare_body(body)
@@ -115,7 +118,7 @@ class Adoption:
         self.plain = Lengths(known=known)
         self.steps = self.plain.integer(node.inputs[0])
         self.rows = Lengths(self.steps, known)
-        self.reverse = self.is_reversed()
+        self.reverse = not self.info.as_while and self.is_reversed()
         self.loop = Loop(
             reverse=self.reverse,
             truncate_gradient=self.op.truncate_gradient,
@@ -127,6 +130,8 @@ class Adoption:
         # Reads of last rows that are no rows of the results, and what makes them.
         self.last_rows: dict[Variable, Maker] = {}
         self.replaced: dict[Variable, Variable] = {}
+        # Of a gradient of a loop with `until`: which steps that one ran.
+        self.ran = self.mask()
 
     # Direction
 
@@ -158,6 +163,19 @@ class Adoption:
             return variable
         return self.rows.read(view)
 
+    def mask(self) -> Variable | None:
+        """Return which steps ran of a loop with `until` that this one walks back, None if there is
+        no such loop. In a batch, the steps that a member did not run are passed over."""
+        for (kind, what), _ in self.steps.terms:
+            node = what[0].owner if kind == "axis" else None
+            if node is None or not isinstance(node.op, Scan) or not node.op.signature.has_stop:
+                continue
+            rows, depth = what[0], -self.steps.number
+            own = node.op.steps_of(node).rows[node.outputs.index(rows)]
+            if (own.others, self.steps) == (depth, LengthForm.of_axis(rows) - depth):
+                return RanSteps(depth)(rows) if self.reverse > node.op.signature.reverse else None
+        return None
+
     # Parts
 
     def replacements(self) -> dict[Variable, Variable]:
@@ -166,6 +184,8 @@ class Adoption:
         self.add_states()
         self.add_outputs()
         self.add_carries()
+        if self.ran is not None:
+            self.loop.sequences.append(Sequence(self.ran, row_type(self.ran)()))
         if self.info.as_while:
             stop = self.results[-1]
             self.loop.stop = stop if stop.type.dtype == "bool" else pt.neq(stop, 0)
@@ -189,7 +209,11 @@ class Adoption:
         for outer, row in zip(op.outer_seqs(inputs), op.inner_seqs(self.inner), strict=True):
             if row in read:
                 name = _name(self.rows.view(outer).base)
-                self.loop.sequences.append(Sequence(self.orient(outer), row, name))
+                rows = self.orient(outer)
+                if self.ran is None:
+                    self.loop.sequences.append(Sequence(rows, row, name))
+                else:
+                    self.replaced[row] = conform(enter(self.loop, rows, row.type, name), row.type)
         for outer, inner in zip(
             op.outer_non_seqs(inputs), op.inner_non_seqs(self.inner), strict=True
         ):
@@ -304,7 +328,8 @@ class Adoption:
 
     def set_length(self) -> None:
         """Say how many steps there are, where the sequences do not."""
-        if any(self.plain.agrees(part.outer, self.steps) for part in self.loop.sequences):
+        sequences = [part.outer for part in self.loop.sequences]
+        if self.ran in sequences or any(self.plain.agrees(each, self.steps) for each in sequences):
             return
         known = constant_integer(self.node.inputs[0])
         given = self.node.inputs[0] if known is None else pt.constant(known, dtype="int64")

@@ -32,8 +32,9 @@ from pytensor.tensor.type import TensorType
 
 from scanlib._compat import UNBATCH, is_legacy_scan
 from scanlib.lengths.batches import behind_the_batch, common, of_one_member, without_axes
-from scanlib.lengths.numbers import constant_index, indices_of
+from scanlib.lengths.numbers import constant_index, indices_of, steps_of
 from scanlib.ops.graph import core_op
+from scanlib.ops.row_ops.ran_steps import is_mask
 
 # What one member's part of a result is computed by, from its parts of the inputs.
 STRUCTURE = (
@@ -79,10 +80,8 @@ def _adopt_rank(
     _leave_out_what_does_nothing.rewrite(one)
     MergeOptimizer().rewrite(one)
     loops = _legacy_loops(one)
-    if len(loops) > 1 and any(node.op.info.as_while for node in loops):
-        return {}  # members end by themselves, but a gradient takes as many steps for all
     adopt(one)
-    if len(_legacy_loops(one)) == len(loops):
+    if len(_legacy_loops(one)) == len(loops) or _follows_another(one):
         return {}
     copies = dict(zip(one.inputs, roots, strict=True))
     shared = {new: root for new, root in copies.items() if root not in member.batches}
@@ -96,6 +95,20 @@ def _adopt_rank(
 
 def _legacy_loops(fgraph: FunctionGraph) -> list[Apply]:
     return [node for node in fgraph.apply_nodes if is_legacy_scan(node.op)]
+
+
+def _follows_another(fgraph: FunctionGraph) -> bool:
+    """Whether a loop takes the steps that one with `until` ran, and does not know which members of
+    a batch ran them."""
+    for node in fgraph.apply_nodes:
+        steps = steps_of(node)
+        if steps is None or any(map(is_mask, steps.sequences)):
+            continue
+        given = [*steps.sequences, *([] if steps.n_steps is None else [steps.n_steps])]
+        before = (variable.owner for variable in ancestors(given) if variable.owner is not None)
+        if any(own.may_stop for own in map(steps_of, before) if own is not None):
+            return True
+    return False
 
 
 def _reads(fgraph: FunctionGraph, variable: Variable, rank: int) -> list[Variable]:

@@ -35,6 +35,7 @@ STEPS = {
     "rows set to a number": lambda x, m, A: pt.set_subtensor(A[~m], 0.0).T @ pt.ones(3),
     "a number added to rows": lambda x, m, A: pt.inc_subtensor(A[m], x[0]),
     "rows set": lambda x, m, A: pt.set_subtensor(A[m], A[::-1][m] - 2 * A[m]),
+    "items set": lambda x, m, A: pt.set_subtensor(A[:, 0][m], x[m] ** 2),
     "items added": lambda x, m, A: pt.inc_subtensor(A[:, 0][m], x[m]),
     "largest": lambda x, m, A: A[A > 0.3].max(),
     "gradient": lambda x, m, A: pytensor.grad((A[m] ** 2).sum(), A),
@@ -49,9 +50,8 @@ def outputs_of(names):
     return [x, A], loops
 
 
-# What is written to the items of a mask, and masks that are not the whole index.
+# A row for what a mask selects, and masks that are not the whole index.
 REFUSED = {
-    "items set": lambda x, m, A: pt.set_subtensor(A[:, 0][m], x[m] ** 2),
     "a row added": lambda x, m, A: pt.inc_subtensor(A[m], A[0]),
     "columns": lambda x, m, A: pt.set_subtensor(A.T[:, m], x[m]),
     "mask and place": lambda x, m, A: pt.set_subtensor(A[m, 0], x[m]),

@@ -12,6 +12,7 @@ from numba.core import event
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.replace import vectorize_graph
 from pytensor.raise_op import Assert
+from pytensor.tensor.elemwise import Elemwise
 from scipy.special import logsumexp, polygamma
 
 import scanlib
@@ -204,6 +205,19 @@ def test_shared_variables_are_updated():
 
 
 @pytest.mark.filterwarnings("ignore:Numba will use object mode")
+def test_elementwise_nodes_around_loops_are_not_tried_in_place():
+    """Programs overwrite nothing, and trying takes the square of the number of nodes; functions
+    without loops are PyTensor's."""
+    x = pt.dvector("x")
+
+    def overwriting(values):
+        f = pytensor.function([x], pt.exp(pt.sort(pt.tanh(values))), mode="NUMBA")
+        return [node for node in f.maker.fgraph.apply_nodes if node.op.destroy_map]
+
+    assert overwriting(x)
+    assert not any(isinstance(node.op, Elemwise) for node in overwriting(accumulated(x)))
+
+
 def test_functions_that_numba_does_not_keep_stand_beside_loops():
     """Special functions of SciPy's, whose code PyTensor gives numba in another function's place."""
     x = pt.dvector("x")
