@@ -118,10 +118,29 @@ def _at_all_places(value: Variable, mask: Variable, ndim: int) -> Variable | Non
     if None in parts:
         return None
     if not applies(node, (Add, Cast, Mul, Neg, Second, Sub)):
-        for k, part in enumerate(parts):
-            half = np.asarray(0.5 if part.type.dtype in float_dtypes else 1, part.type.dtype)
-            parts[k] = part if isinstance(part, Constant) else pt.switch(padded, part, half)
+        halves = [_half(part) for part in parts]
+        if not _is_finite(node, halves):
+            return None
+        pairs = zip(parts, halves, strict=True)
+        parts = [p if isinstance(p, Constant) else pt.switch(padded, p, half) for p, half in pairs]
     return node.op(*parts)
+
+
+def _half(part: Variable) -> np.ndarray:
+    """Return what stands for items that are left out: the number itself of a constant."""
+    if isinstance(part, Constant):
+        return part.data
+    return np.asarray(0.5 if part.type.dtype in float_dtypes else 1, part.type.dtype)
+
+
+def _is_finite(node: Apply, given: list[np.ndarray]) -> bool:
+    """Whether an elementwise operation has a finite result of some numbers."""
+    try:
+        with np.errstate(all="ignore"):
+            result = node.op.scalar_op.impl(*given)
+    except (NotImplementedError, TypeError, ValueError):
+        return False
+    return bool(np.all(np.isfinite(result)))
 
 
 def _selected(value: Variable) -> tuple[Variable, Variable] | None:

@@ -214,6 +214,14 @@ def test_sums_of_what_a_mask_selects(name, library):
         np.testing.assert_allclose(slope, known, rtol=1e-6, atol=1e-9)
 
 
+def test_functions_that_need_not_be_finite_where_nothing_is_selected():
+    """Their slope there, times zero, would be no number."""
+    y, seen = pt.dvector("y"), pt.vector("seen", dtype="bool")
+    for function, is_finite in ((pt.log, True), (pt.arccosh, False), (pt.log1mexp, False)):
+        total = function(2.0 * y[seen]).sum().owner
+        assert (COMPOSITES[type(total.op)](total) is not None) is is_finite
+
+
 def test_rows_that_a_mask_selects():
     A, B, rows = pt.dmatrix("A"), pt.fmatrix("B"), pt.vector("rows", dtype="bool")
     made = [A[rows].set(B[rows]), A[A > 0].inc(2 * B[A > 0] - 1), B[rows].set(B[rows] + B[rows])]
