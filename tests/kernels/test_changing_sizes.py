@@ -147,6 +147,32 @@ def test_sizes_that_differ_at_a_step(fast_mode):
         function([0, 1, 3], np.ones(5), np.ones(3))
 
 
+@pytest.mark.parametrize("m", [-1000, 0, 4])
+def test_sizes_that_are_bounded_by_arithmetic(fast_mode, m):
+    """A bound below zero asks for no memory, and takes none from others."""
+    most = pt.lscalar("most")
+
+    def step(k, h):
+        low = pt.maximum(k, 1)
+        before = pt.cumsum(h)
+        sizes = pt.minimum(k, most) + 1, 6 - low, pt.clip(k, 0, 2) - (-most), 9 + -low
+        parts = [pt.arange(pt.maximum(n, 0)).sum() for n in sizes]
+        return pt.tanh(before - pt.cumsum(before)[::-1] + 0.01 * sum(parts))
+
+    trace = scan(step, k, h)
+    function = pytensor.function([k, h, most], trace, mode=fast_mode)
+    assert_kernels(function)
+    numbers, state = [3, 0, -2, 7], np.ones(200)
+    expected = []
+    for number in numbers:
+        low, before = max(number, 1), np.cumsum(state)
+        sizes = min(number, m) + 1, 6 - low, np.clip(number, 0, 2) + m, 9 - low
+        parts = [np.arange(max(n, 0)).sum() for n in sizes]
+        state = np.tanh(before - np.cumsum(before)[::-1] + 0.01 * sum(parts))
+        expected.append(state)
+    assert_same([function(numbers, np.ones(200), m)], [expected], rtol=1e-12)
+
+
 def test_loops_over_ranges_two_levels_down(fast_mode):
     """Chain products: the cheapest of all ways to cut a span, for spans longer and longer."""
     sizes = pt.dvector("sizes")

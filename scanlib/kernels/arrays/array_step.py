@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial, reduce
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -23,7 +23,17 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort, walk
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import Clip, ScalarMaximum, ScalarMinimum, ScalarType
+from pytensor.scalar.basic import (
+    Add,
+    Cast,
+    Clip,
+    Mul,
+    Neg,
+    ScalarMaximum,
+    ScalarMinimum,
+    ScalarType,
+    Sub,
+)
 from pytensor.tensor.basic import Alloc, Join
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Dot
@@ -32,7 +42,15 @@ from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import INDEX_READS, INDEX_WRITES, join_of
-from scanlib.kernels.arrays.sizes import Changing, Size, SizeValues, changes, combined, product
+from scanlib.kernels.arrays.sizes import (
+    Changing,
+    Size,
+    SizeValues,
+    changes,
+    combined,
+    product,
+    total,
+)
 from scanlib.kernels.arrays.workspace import Part, Place, Workspace, bytes_of, is_contiguous
 from scanlib.kernels.language import DTYPES, Block, Type, Value, Writer
 from scanlib.kernels.scalars import NoKernelError, Number, Scalars, parts_of, real
@@ -360,24 +378,44 @@ class Step:
             if derived is None:
                 self._changes += 1
                 value = self.writer.cast(real(self.number(variable)), "int64")
-                self.changing[variable] = Changing(self._changes, value, self._most(variable))
+                self.changing[variable] = Changing(self._changes, value, self._limit(variable))
             else:
                 self.known[variable] = derived
         found = self.known if variable in self.known else self.changing
         return self.sizes.same(found[variable])
 
-    def _most(self, variable: Variable) -> Size | None:
-        """Return a known integer that one of the step does not exceed, if its nodes say so."""
+    def _limit(self, variable: Variable, above: bool = True) -> Size | None:
+        """Return a known integer that one of the step does not exceed, or else does not fall below,
+        if its nodes say so."""
         if self.is_known(variable):
             return self.size_of(variable)
         node = variable.owner
         scalar = getattr(node.op, "scalar_op", None) if node is not None else None
-        if isinstance(scalar, ScalarMinimum):
-            return next((most for k in node.inputs if (most := self._most(k)) is not None), None)
-        if isinstance(scalar, ScalarMaximum | Clip):  # the limits of a `Clip` may be swapped
-            one, other = map(self._most, node.inputs[-2:])
-            return None if one is None or other is None else combined("max", one, other)
-        return None
+        wraps = variable.type.dtype != "int64"
+        if isinstance(scalar, Mul):
+            factor = constant_index(node.inputs[0])
+            if factor is None or wraps or len(node.inputs) > 2:
+                return None
+            limit = self._limit(node.inputs[1], above ^ (factor < 0))
+            return None if limit is None else product(factor, limit)
+        if not isinstance(scalar, ScalarMinimum | ScalarMaximum | Clip | Add | Neg | Sub | Cast):
+            return None
+        falls, last = isinstance(scalar, Neg | Sub), len(node.inputs) - 1
+        parts = [(inp, above ^ (falls and k == last)) for k, inp in enumerate(node.inputs)]
+        parts = parts[1:] if isinstance(scalar, Clip) else parts  # its limits may be swapped
+        limits = [limit for part in parts if (limit := self._limit(*part)) is not None]
+        if isinstance(scalar, ScalarMinimum if above else ScalarMaximum):
+            return limits[0] if limits else None
+        if len(limits) < len(parts):
+            return None
+        if isinstance(scalar, ScalarMinimum | ScalarMaximum | Clip):
+            return reduce(partial(combined, "max" if above else "min"), limits)
+        if wraps:
+            return None
+        if falls:
+            return total(*limits[:-1], product(-1, limits[-1]))
+        is_whole = isinstance(scalar, Add) or np.can_cast(node.inputs[0].type.dtype, "int64")
+        return total(*limits) if is_whole else None
 
     def _derived(self, variable: Variable) -> Size | None:
         """Return an integer that is computed of known ones by way of other numbers, None if it is

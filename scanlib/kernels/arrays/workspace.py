@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from scanlib.kernels.arrays.sizes import Given, Size, Sizes, SizeValues, bound, pieces, product
+from scanlib.kernels.arrays.sizes import (
+    Given,
+    Size,
+    Sizes,
+    SizeValues,
+    bound,
+    changes,
+    maximum,
+    pieces,
+    product,
+)
 from scanlib.kernels.language import INT64, Value
 from scanlib.kernels.spans import LINE, itemsize
 
@@ -92,7 +102,9 @@ class Workspace:
 
     def take(self, size: Size, *, pinned: bool = False) -> Part:
         """Return memory for so many bytes, which hold anything."""
-        size = bound(self.sizes.same(size))
+        size = self.sizes.same(size)
+        if changes(size):
+            size = maximum(bound(size), 0)
         if not pinned:
             for part in self._free:
                 if self.sizes.same(part.size) == size:
