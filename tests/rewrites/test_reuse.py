@@ -67,6 +67,31 @@ def test_no_array_is_kept_for_each_step(name, stops, fast_mode):
     )
 
 
+def test_arrays_of_two_steps_before(fast_mode):
+    """The step writes into the array before the one before, which is still read: it is no carry."""
+    x = pt.dvector("x")
+    start = {"initial": pt.stack([x, pt.cos(x)]), "taps": [-2]}
+    arrays = scanlib.scan(
+        lambda t, x, h: h[t].set(pt.sin(h.sum() * x)),
+        [pt.arange(x.shape[0]), x],
+        start,
+        return_updates=False,
+    )
+
+    def plain(x):
+        before, last = x, np.cos(x)
+        for t in range(len(x)):
+            before, last = last, before.copy()
+            last[t] = np.sin(last.sum() * x[t])
+        return last
+
+    value = rng.normal(size=5)
+    last = pytensor.function([x], arrays[-1], mode=fast_mode)
+    np.testing.assert_allclose(last(value), plain(value))
+    cost, reference = (arrays[-1] ** 2).sum(), lambda x: (plain(x) ** 2).sum()
+    assert_derivatives(cost, {x: value}, reference, fast_mode, order=1)
+
+
 def test_small_arrays_are_kept(fast_mode):
     x = pt.dvector("x")
     start = pt.ones(3) / 2

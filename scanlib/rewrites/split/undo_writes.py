@@ -87,7 +87,8 @@ def _undone(
     pay, or the steps do not write into the state."""
     values, sizes = [places.get(row) for row in rows], state.type.shape
     is_small = None not in sizes and math.prod(sizes) < SMALL
-    if is_small or not all(v in (state.next, *state.taps.values()) for v in values):
+    known = state.next, *state.taps.values()
+    if is_small or not all(value in known for value in values):
         return None
     array, found = state.next, _Undone(state, state.type(), state.type())
     found.before = found.after
@@ -101,7 +102,7 @@ def _undone(
         if not are_smaller([items], state.next):
             return None
     differing = of_differing_shapes(list(found.stored.values()), source.varying_inputs())
-    if [array] != list(state.taps.values()) or not found.stored or differing:
+    if state.taps != {-1: array} or not found.stored or differing:
         return None
     found.rows = {
         row: found.after if value is state.next else found.before
