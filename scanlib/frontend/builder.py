@@ -19,7 +19,7 @@ from scanlib._compat import variable_number
 from scanlib.frontend.arguments import OutputArgument, SequenceArgument, tap_name
 from scanlib.frontend.generators import check_generators
 from scanlib.frontend.methods import check_checkpoint, solve
-from scanlib.frontend.states import adapt_initial, type_text, wanted_type
+from scanlib.frontend.states import adapt_initial, type_text, wanted_type, warn_of_rounding
 from scanlib.frontend.step_function import (
     StepResult,
     captured_variables,
@@ -131,6 +131,8 @@ class LoopBuilder:
             with called_as(None):
                 trace = self.trace_once()
             if not self.adapt_states(trace):
+                for i, part in trace.parts.items():
+                    warn_of_rounding(self.state_title(i), part)
                 return trace
         raise TypeError(
             f"{self.title}: the step returns a state of another type each time it is called with "

@@ -12,14 +12,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.type import Type
+from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.type import TensorType
 
+from scanlib._compat import INDEX_WRITES
 from scanlib.frontend.arguments import OutputArgument
-from scanlib.frontend.values import advice
+from scanlib.frontend.values import advice, warn
 from scanlib.ops.graph import is_tensor
+from scanlib.ops.loop import Carry, State
 
 
 def wanted_type(
@@ -101,6 +104,26 @@ def adapt_initial(
         initial = pt.broadcast_to(initial, shape)
     argument.initial = initial
     argument.tap_type = wanted
+
+
+def warn_of_rounding(where: str, state: State | Carry) -> None:
+    """Warn of an array that PyTensor has filled with a number in the smallest float type that holds
+    it, where a step writes wider numbers into it."""
+    filled, array = state.initial.owner, state.next
+    while filled is not None and isinstance(filled.op, DimShuffle):
+        filled = filled.inputs[0].owner
+    if filled is None or not isinstance(filled.op, Alloc):
+        return
+    while array.owner is not None and isinstance(array.owner.op, INDEX_WRITES):
+        array, written = array.owner.inputs[:2]
+        theirs, mine = written.type.dtype, array.type.dtype
+        if isinstance(filled.inputs[0], Constant) and not np.can_cast(theirs, mine, "safe"):
+            warn(
+                f"{where} is {mine}, since PyTensor fills arrays in the smallest dtype that holds "
+                f"the number, and what the step writes into it, {theirs}, is rounded; give the "
+                f"initial value with dtype={theirs!r}"
+            )
+            return
 
 
 def _cast(rows: Variable, dtype: str) -> Variable:

@@ -241,6 +241,14 @@ _INSTEAD = {
         "A variable has the methods that arrays of NumPy have, such as v.astype, v.reshape and "
         "v.sum; all else is a function of pytensor.tensor, or an index, such as v[None]."
     ),
+    "unsupported operand.*'tuple'": (
+        "A draw is a pair, the next generator and what was drawn: next_rng, value = rng.normal()."
+    ),
+    "module 'pytensor.tensor' has no attribute": (
+        "Some names are others: pt.special.softmax and pt.special.log_softmax, pt.maximum(v, 0) "
+        "for relu, pt.where for cond and select, pt.linalg for numpy.linalg."
+    ),
+    r".*reshape\(\) takes": "The new shape is one tuple: v.reshape((2, -1)).",
     r".*takes .* positional arguments? but|.*missing \d+ required": "",  # it says all there is
     "maximum recursion depth": "The items of a row have numbers, x[0], not names.",  # PyTensor's
 }
@@ -256,7 +264,8 @@ def _instead(error: Exception) -> str:
         return ""
     advice = (text for pattern, text in _INSTEAD.items() if re.match(pattern, str(error)))
     package = frame.f_globals.get("__name__", "").split(".")[0]
-    is_other = isinstance(error, TypeError) or package in ("jax", "numpy", "scipy", "torch")
+    mine = isinstance(error, TypeError) and package != "pytensor"
+    is_other = mine or package in ("jax", "numpy", "scipy", "torch")
     return next(advice, _OTHER_PACKAGES * is_other)
 
 

@@ -174,6 +174,8 @@ def advice(value: Any) -> str:
     """Return what to write instead of a value that is no array, where that is known."""
     if isinstance(value, np.random.Generator):
         return "; give pytensor.shared(generator), or a generator of pytensor.tensor.random.rng"
+    if str(getattr(value, "dtype", "")).startswith("key<"):
+        return "; for a key of JAX give pytensor.shared(np.random.default_rng(seed))"
     if isinstance(value, np.ma.MaskedArray):
         return (
             ": its mask would be lost; give x.filled(0.0), and np.ma.getmaskarray(x) as an "

@@ -49,11 +49,13 @@ def is_range(rows: Variable) -> bool:
     )
 
 
-def indices_of(node: Apply) -> list[Any]:
-    """Return the indices at which a node, or a batch of it, reads or writes."""
+def indices_of(node: Apply, places: list[Variable] | None = None) -> list[Any]:
+    """Return the indices at which a node, or a batch of it, reads or writes; made of `places`, if
+    they are given, in place of its own inputs."""
     op = getattr(node.op, "core_op", node.op)
     first = 2 if isinstance(op, INDEX_WRITES) else 1
-    return list(indices_from_subtensor(node.inputs[first:], op.idx_list))
+    own = node.inputs[first:] if places is None else places
+    return list(indices_from_subtensor(own, op.idx_list))
 
 
 def only_cut(node: Apply) -> tuple[int, Any] | None:

@@ -26,6 +26,7 @@ from scanlib.rewrites.simplify.redundant import fill_mask
 from scanlib.rewrites.simplify.simplify import CheckLastRows, SimplifyLoops
 from scanlib.rewrites.split.reuse import ReuseForwardValues, ReuseInnerLoops, StoreChoices
 from scanlib.rewrites.split.split import SplitLoops
+from scanlib.rewrites.split.undo_writes import UndoWrites
 
 # Which modes run a rewrite: those of PyTensor that have one of these tags, or its name.
 ALWAYS = ("fast_run", "fast_compile", "scanlib")
@@ -78,6 +79,8 @@ ORDER: tuple[tuple[float, str, Any, tuple[str, ...]], ...] = (
     (1.65, "elementwise", LowerElementwiseLoops(), FAST),
     # On loops that are no kernels, before they are taken apart.
     (1.655, "reuse", ReuseForwardValues(), FAST),
+    # Of arrays that more is read of than items.
+    (1.657, "undo_writes", UndoWrites(), FAST),
     # What is no kernel as a whole; its parts are lowered.
     (1.66, "split", SplitLoops(), FAST),
     # On kernels: what one compared, another one need not.

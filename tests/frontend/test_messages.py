@@ -220,6 +220,9 @@ def test_the_note_says_how_vectors_are_taken_apart(walk):
         (lambda v, h: h.unsqueeze(0), "methods that arrays of NumPy have, such as v.astype"),
         (lambda v, h: h + scanlib.lags(v, 1), "write v[1] for the one before"),
         (lambda v, h: pt.exp(None), "None has no value: without `xs` a row is None"),
+        (lambda v, h: h.reshape(2, 2), "The new shape is one tuple: v.reshape((2, -1))"),
+        (lambda v, h: pt.softmax(h), "pt.special.softmax and pt.special.log_softmax"),
+        (lambda v, h: h + pt.random.rng().normal(), "A draw is a pair, the next generator and"),
         (lambda v, h: h.sum("day"), "What starts without named dims has none in the first call"),
     ],
 )
@@ -227,6 +230,12 @@ def test_the_note_says_what_stands_for_python(wrong, advice):
     with pytest.raises(Exception) as caught:  # noqa: PT011
         scanlib.scan(lambda v, h: wrong(v, h), payment, balance)
     assert advice in caught.value.__notes__[0]
+
+
+def test_the_note_names_no_other_packages_where_the_error_is_of_pytensor():
+    with pytest.raises(TypeError, match="Cost must be a scalar") as caught:
+        scanlib.scan(lambda v, h: pytensor.grad(h * pt.ones(2), h), payment, balance)
+    assert "know no symbols" not in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("wrong", [lambda v: scanlib.until(v, v), lambda v: pt.exp(v).set(0, 1)])

@@ -483,3 +483,20 @@ def test_warnings_point_at_the_line_of_the_user():
     with pytest.warns(UserWarning, match="only its last value is returned") as seen:
         scanlib.scan(lambda s: s, outputs_info=pytensor.sparse.csr_matrix("s"), n_steps=2)
     assert seen[0].filename == __file__
+
+
+@pytest.mark.parametrize("fill, dtype", [(0.5, "float32"), (0, "int8")])
+@pytest.mark.parametrize(
+    "change", [lambda h, i, v: h[i].set(v), lambda h, i, v: h[i].inc(v)[0].set(0)]
+)
+def test_what_is_rounded_into_a_filled_array_is_a_warning(fill, dtype, change):
+    """PyTensor fills arrays in the smallest dtype, and casts what is written into them."""
+    with pytest.warns(UserWarning, match=f"init is {dtype}, .* float64, is rounded; .* dtype='fl"):
+        scanlib.loop(lambda h, x: (change(h, 1, x), None), pt.full(3, fill), pt.dvector())
+
+
+def test_arrays_that_hold_what_is_written_are_no_warning():
+    with warnings.catch_warnings(action="error"):
+        for initial in (pt.zeros(3), pt.full(3, 0.5, dtype="float64"), np.ones(3, "float32")):
+            scanlib.loop(lambda h, x: (h[1].set(x), None), initial, pt.dvector())
+        scanlib.loop(lambda h, x: (0.1 * h + x, None), pt.full(3, 0.5), pt.dvector())

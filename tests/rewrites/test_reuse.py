@@ -1,4 +1,5 @@
-"""Gradients of arrays that a step writes read the items that the step has read, not the arrays."""
+"""Gradients of arrays that a step writes read the items that the step has read, or take back what
+it wrote, and no array is stored for each step."""
 
 import numpy as np
 import pytensor
@@ -18,12 +19,20 @@ VECTORS = {
     "two_rows": lambda t, x, h, W: h[t].set(pt.tanh(W @ h[t - 1] + x * h[t // 2])),
     "column": lambda t, x, h, W: h[:, t].set(pt.sin(h[:, t - 1] * x)),
     "added": lambda t, x, h, W: h[t].inc(pt.exp(-(h[t - 1] ** 2)) @ W + x),
+    "cache": lambda t, x, h, W: h[t].set(pt.special.softmax(h @ x) @ h @ W),
+    "column_of_all": lambda t, x, h, W: h[:, t].set(pt.sin(h.sum(axis=1) * x)),
 }
 NUMBERS = {
     "item": lambda t, x, h, W: h[t].set(pt.tanh(W[0, 0] * h[t - 1] + x)),
     "items": lambda t, x, h, W: h[t].set(pt.sin(h[t - 1]) * h[t // 2] + x),
     "slice": lambda t, x, h, W: h[t].set(pt.sin(h[t - 1 : t] * x).sum()),
     "places": lambda t, x, h, W: h[t].set(pt.sin(h[t - 1 - pt.arange(2)] * x).sum()),
+    "sum": lambda t, x, h, W: h[t].set(pt.sin(h.sum() * x)),
+    "sum_added": lambda t, x, h, W: h[t - 1].inc(pt.sin((h**2).sum() * x)),
+    "twice": lambda t, x, h, W: h[t].set(pt.sin(h**2).sum())[t - 1].inc(x * h[0]),
+    "to_places": lambda t, x, h, W: h[t - pt.arange(2)].set(pt.sin(h.sum() * x)),
+    "overlapping": lambda t, x, h, W: h[pt.stack([t, t, 0])].inc(pt.sin(pt.cos(h).sum() * x)),
+    "chosen": lambda t, x, h, W: pt.switch(x > 0, h[t].set(h.sum()), h[0].inc(pt.cos(h).sum() * x)),
 }
 
 
@@ -58,7 +67,41 @@ def test_no_array_is_kept_for_each_step(name, stops, fast_mode):
     )
 
 
-def test_arrays_that_are_read_whole_are_kept(fast_mode):
+def test_arrays_of_two_steps_before(fast_mode):
+    """The step writes into the array before the one before, which is still read: it is no carry."""
+    x = pt.dvector("x")
+    start = {"initial": pt.stack([x, pt.cos(x)]), "taps": [-2]}
+    arrays = scanlib.scan(
+        lambda t, x, h: h[t].set(pt.sin(h.sum() * x)),
+        [pt.arange(x.shape[0]), x],
+        start,
+        return_updates=False,
+    )
+
+    def plain(x):
+        before, last = x, np.cos(x)
+        for t in range(len(x)):
+            before, last = last, before.copy()
+            last[t] = np.sin(last.sum() * x[t])
+        return last
+
+    value = rng.normal(size=5)
+    last = pytensor.function([x], arrays[-1], mode=fast_mode)
+    np.testing.assert_allclose(last(value), plain(value))
+    cost, reference = (arrays[-1] ** 2).sum(), lambda x: (plain(x) ** 2).sum()
+    assert_derivatives(cost, {x: value}, reference, fast_mode, order=1)
+
+
+def test_small_arrays_are_kept(fast_mode):
+    x = pt.dvector("x")
+    start = pt.ones(3) / 2
+    last = scanlib.scan(lambda x, h: h[0].set(pt.sin(h.sum() * x)), x, start, return_updates=False)
+    function = pytensor.function([x], pytensor.grad(last[-1].sum(), x), mode=fast_mode)
+    forward, _ = (n for n in function.maker.fgraph.toposort() if hasattr(n.op, "signature"))
+    assert forward.op.signature.untraced == (False,)
+
+
+def test_arrays_that_are_read_by_others_are_kept(fast_mode):
     cost, inputs, values = filled("row", read=lambda tables: tables)
     gradients = pytensor.grad(cost, inputs)
     function = pytensor.function(inputs, gradients, mode=fast_mode)

@@ -438,3 +438,40 @@ def test_arrays_of_another_shape_at_each_step_are_not_stored():
     cost = (states**2).sum() + totals[-1]
     with pytensor.config.change_flags(scanlib__perform="python"):
         assert_derivatives(cost, values, reference, MODES["c"])
+
+
+@pytest.mark.parametrize("projected", [False, True])
+def test_a_written_array_is_read_in_the_loop(projected, fast_mode):
+    """Attention over a cache: an array for each step would be as many rows as the steps squared."""
+    X, W = pt.dmatrix("X"), pt.dtensor3("W")
+
+    def step(x, t, K, W):
+        K = K[t].set(x @ W[0])
+        weights = pt.special.softmax(pt.switch(pt.arange(K.shape[0]) <= t, K @ (x @ W[1]), -np.inf))
+        found = weights @ K
+        return K, found @ W[2] if projected else found
+
+    steps = pt.arange(X.shape[0])
+    _, rows = scanlib.scan(
+        step, [X, steps], [pt.zeros_like(X), None], W, return_updates=False, name="cache"
+    )
+
+    def plain(X, W):
+        keys, wanted = X @ W[0], X @ W[1]
+        found = []
+        for t in range(len(X)):
+            weights = np.exp(keys[: t + 1] @ wanted[t])
+            found.append(weights @ keys[: t + 1] / weights.sum())
+        return np.array(found) @ W[2] if projected else np.array(found)
+
+    rng = np.random.default_rng(3)
+    values = [rng.normal(size=(5, 3)), rng.normal(size=(3, 3, 3)) / 2]
+    for outputs in ([rows], [rows, *pytensor.grad((rows**2).sum(), [X, W])]):
+        f = pytensor.function([X, W], outputs, mode=fast_mode)
+        np.testing.assert_allclose(f(*values)[0], plain(*values), rtol=1e-9)
+        assert all(loops_of(f)[0].op.signature.untraced)
+        kept = [v for n in loops_of(f) for v in n.op.signature.split_outputs(n.outputs).outputs]
+        assert max(v.type.broadcastable.count(False) for v in kept) == 2
+    cost = (rows**2).sum()
+    reference = lambda X, W: (plain(X, W) ** 2).sum()  # noqa: E731
+    assert_derivatives(cost, {X: values[0], W: values[1]}, reference, fast_mode, order=1)

@@ -25,9 +25,11 @@ that crosses the border between a loop and a batch is written once and read once
    loop that holds for vectors alone: where a step multiplies many rows at once, as for a batch of
    series, it reads its matrix once for all of them, and small rows make large results.
 2. **Light work stays if there is a loop.** It costs no pass over memory there. It leaves with a
-   product it feeds; and if there is nothing else left, the loop disappears.
+   product it feeds; and if there is nothing else left, the loop disappears. What a product before
+   the loop feeds stays.
 3. **A batch after the loop reads what is there.** Rows of sequences and of stored states cost
-   nothing more; arithmetic on them is done again. All else that it needs is stored by the loop.
+   nothing more; arithmetic on them is done again. All else that it needs is stored by the loop: an
+   item, a sum or a product with a row of an array in place of the array.
 4. **Sums run in constant memory.** ``c + f(x_t, h_t)`` leaves the loop if it is a product (one
    matrix product over all steps), or if its rows are stored anyway. Sums of elementwise work on
    sequences are a loop of their own, which stores nothing.

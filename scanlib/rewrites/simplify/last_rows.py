@@ -189,7 +189,7 @@ def _carry_what_is_written(edit: LoopEdit) -> dict[Variable, Variable]:
     loop, written = edit.loop, []
     for state in loop.states:
         base = _before_steps(state.next)
-        if state.untraced and base is not state.next and [base] == list(state.taps.values()):
+        if state.untraced and base is not state.next and state.taps == {-1: base}:
             row = lifted_row(state.initial)
             initial = state.initial[0] if row is None else row
             written.append((state, Carry(initial, base, state.next, state.name)))

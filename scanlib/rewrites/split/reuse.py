@@ -30,7 +30,8 @@ stored.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 import pytensor.scalar as ps
@@ -54,7 +55,7 @@ from scanlib.ops.graph import (
     readers_of,
     substitute,
 )
-from scanlib.ops.loop import Loop, Output, Sequence
+from scanlib.ops.loop import Carry, Loop, Output, Sequence, State
 from scanlib.ops.loop_rewrite import LoopRewrite, holds
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.rewrites.edit import replace, rewrite_body
@@ -186,12 +187,14 @@ def store(
     chosen: dict[Variable, Variable],
     apply: Callable[[Loop], Apply],
     reason: str,
+    last: Mapping[State, tuple[Variable, Variable]] = MappingProxyType({}),
 ) -> Apply | None:
     """Let one loop store values, and another one read them; return the first one's new node.
 
     None, with nothing changed, where the first loop is not elementwise with what it would store.
     The pairs are the maker and its reader as they stand in the graph, and taken apart; `chosen` has
-    equal values of the reader's body and of the maker's; `apply` makes the node of a loop.
+    equal values of the reader's body and of the maker's; `apply` makes the node of a loop. From the
+    `last` values of states the reader carries what it has in its body, and the next one of that.
     """
     (maker, reader), (source, target) = nodes, loops
     stored = {value: output_of(source, twin) for value, twin in chosen.items()}
@@ -205,11 +208,15 @@ def store(
     # What the reader reads by way of other nodes reads the new loop now; the rest is said here.
     new_inputs = reader.inputs if reader in fgraph.apply_nodes else target.outer_inputs()
     target.replace_outer(dict(zip(target.outer_inputs(), new_inputs, strict=True)))
+    parts = target.parts
+    target.carries += [Carry(results[state][-1], *pair) for state, pair in last.items()]
     rows = {value: value.type() for value in chosen}
     target.sequences += [Sequence(results[stored[v]], row) for v, row in rows.items()]
     target.substitute(rows)
     target.drop_unread_inputs()
-    made = dict(zip(reader.outputs, apply(target).outputs, strict=True))
+    node = apply(target)
+    theirs = dict(zip(target.parts, node.outputs, strict=True))
+    made = {old: theirs[part] for old, part in zip(reader.outputs, parts, strict=True)}
     replace(fgraph, made, f"scanlib_{reason}")
     return new
 
@@ -285,10 +292,10 @@ def _chosen(
     return chosen
 
 
-def _rows_for_one(
+def rows_for_one(
     fgraph: FunctionGraph, nodes: tuple[Apply, Apply], loops: tuple[Loop, Loop]
-) -> Iterator[list[Variable]]:
-    """Yield, for states of the maker that the reader alone has a use for, but for last rows, the
+) -> Iterator[tuple[State, list[Variable]]]:
+    """Yield the states of the maker that the reader alone has a use for, but for last rows, and the
     rows by which it reads them."""
     (maker, reader), (source, target) = nodes, loops
     histories = maker.op.signature.split_outputs(maker.outputs).histories
@@ -302,7 +309,7 @@ def _rows_for_one(
         }
         besides = {*views, *counts_of_rows(fgraph, source, history)}
         if views and last_row_reads(fgraph, history, state.depth, besides)[1]:
-            yield list(views.values())
+            yield state, list(views.values())
 
 
 def _parts_of_rows(
@@ -318,11 +325,11 @@ def _parts_of_rows(
     roots = loops[1].body_outputs()
     own = depends_on(roots, [inp for inp in loops[1].body_inputs() if inp not in places])
     readers = readers_of(roots, blockers=blockers)
-    for group in _rows_for_one(fgraph, nodes, loops):
+    for _, group in rows_for_one(fgraph, nodes, loops):
         reads = [node for row in group for node in _reads(row, readers)]
         if all(node and (is_loop(node) or isinstance(node.op, INDEX_READS)) for node in reads):
             parts = [part for node in reads for part in _parts(node, readers)]
-            if _are_smaller(parts, group[0]) and own.isdisjoint(parts):
+            if are_smaller(parts, group[0]) and own.isdisjoint(parts):
                 yield parts
 
 
@@ -345,7 +352,7 @@ def _parts(node: Apply, readers: Readers) -> list[Variable]:
     return only.outputs if only and isinstance(only.op, SpecifyShape) else [out]
 
 
-def _are_smaller(parts: list[Variable], row: Variable) -> bool:
+def are_smaller(parts: list[Variable], row: Variable) -> bool:
     """Whether parts of an array have fewer items than it; one of unknown size has more."""
     whole, shapes = row.type.shape, [part.type.shape for part in parts]
     if not any(None in shape for shape in (whole, *shapes)):

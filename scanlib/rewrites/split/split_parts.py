@@ -59,8 +59,8 @@ class SplitParts:
         self.late_or_recurrent = depends_on(roots, reads)
         self.varying = depends_on(roots, [*reads, *rows])
         self.needed = set(ancestors([part.next for part in self.recurrent]))
-        differing = of_differing_shapes(roots, [*reads, *rows])
-        self.given = [v for v in self.needed - differing if v in self.late_or_recurrent]
+        self.differing = of_differing_shapes(roots, [*reads, *rows])
+        self.given = [v for v in self.needed - self.differing if v in self.late_or_recurrent]
         self.kinds = {node: kind(node, self.varying.__contains__) for node in toposort(roots)}
         self.before: list[Variable] = []
         self.outputs: list[Output] = []
@@ -80,10 +80,12 @@ class SplitParts:
     def _differs(self, node: Apply) -> bool:
         return any(out in self.varying for out in node.outputs)
 
-    def is_costly(self, variable: Variable) -> bool:
-        """Whether something late or early above a value pays for a batch."""
+    def is_costly(self, variable: Variable, late: bool = False) -> bool:
+        """Whether something late or early above a value pays for a batch; late alone, if asked."""
         return any(
-            self.kinds[node] == PRODUCT and self._differs(node)
+            self.kinds[node] == PRODUCT
+            and self._differs(node)
+            and not (late and self.late_or_recurrent.isdisjoint(node.outputs))
             for node in toposort([variable], blockers=self.given)
         )
 
@@ -137,7 +139,7 @@ class SplitParts:
                 if part.value in self.needed and part.value in self.late_or_recurrent:
                     continue
                 fits = part.value in self.varying and self.fits(part.value)
-                if fits and self.is_costly(part.value):
+                if fits and self.is_costly(part.value, late=True):
                     self.outputs.append(part)
         if config.scanlib__split_sums:
             for carry, added in self.sums:
@@ -186,7 +188,22 @@ class SplitParts:
                 if not viewed or not is_tensor(node.inputs[0]):
                     self.stored.append(value)
                     continue
+            if self._is_smaller(value):
+                self.stored.append(value)
+                continue
             self._visit(node.inputs)
+
+    def _is_smaller(self, value: Variable) -> bool:
+        """Whether a value, which no late product goes into, has fewer axes than what it is computed
+        from, as an item, or the sum, of an array that would have to be stored at each step."""
+        if not self.is_storable(value) or self.is_costly(value, late=True):
+            return False
+        missing = [inp for inp in value.owner.inputs if not self._is_cheap_again(inp)]
+        return _rank(value) < max((_rank(inp) for inp in missing if is_tensor(inp)), default=0)
+
+    def is_storable(self, value: Variable) -> bool:
+        """Whether a late value has one shape at all steps."""
+        return is_tensor(value) and value in self.late_or_recurrent and value not in self.differing
 
     def is_there(self, value: Variable) -> bool:
         """Whether the values of all steps are known once the loop has run."""
@@ -261,3 +278,7 @@ class SplitParts:
         roots = [part.next for part in self.loop.recurrent if part not in taken]
         roots += [part.value for part in self._kept_outputs()]
         return [*roots, *self.stored]
+
+
+def _rank(value: Variable) -> int:
+    return value.type.broadcastable.count(False)
