@@ -114,8 +114,9 @@ def _at_all_places(value: Variable, mask: Variable, ndim: int) -> Variable | Non
         return pt.switch(padded, x, np.zeros((), x.type.dtype))
     if not isinstance(node.op, Elemwise):
         return None
-    parts = [_at_all_places(inp, mask, ndim) for inp in node.inputs]
-    if None in parts:
+    found = [_at_all_places(inp, mask, ndim) for inp in node.inputs]
+    parts = [part for part in found if part is not None]
+    if len(parts) < len(found):
         return None
     if not applies(node, (Add, Cast, Mul, Neg, Second, Sub)):
         halves = [_half(part) for part in parts]

@@ -20,10 +20,11 @@ from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.scalar import Add, Mul
 from pytensor.scalar import basic as ps
 from pytensor.scalar import math as ps_math
+from pytensor.tensor.basic import AllocDiag, Eye
 from pytensor.tensor.elemwise import Elemwise
 
 from scanlib._compat import SHORT_PRODUCTS, copy_graph, freeze_graph, thaw_graph
-from scanlib.ops.graph import applies, taken_apart
+from scanlib.ops.graph import applies, core_op, is_tensor, taken_apart
 from scanlib.ops.logaddexp import write_stable_logs
 from scanlib.ops.loop import Loop
 from scanlib.ops.loop_rewrite import LoopRewrite
@@ -97,6 +98,8 @@ _ENDLESS = ("local_greedy_distributor",)
 # These write each partial product of a chain as the product of all its factors, or look for
 # sigmoids among all factors: quadratic and worse in a derivative.
 _QUADRATIC = ("local_mul_canonizer", "local_sigm_times_exp")
+# These search all above each factor of a product for what may make it diagonal, or choose rows.
+_STRUCTURED = ("dot_diag_to_elemwise", "selection_dot_to_indexing")
 KEPT = 64  # bodies
 LARGE = 1 << 16  # items of a constant that nothing should keep alive
 
@@ -116,7 +119,16 @@ def run_query(query: RewriteDatabaseQuery, fgraph: FunctionGraph) -> None:
     operations = len(fgraph.apply_nodes)
     query = query.excluding(*_ENDLESS) if operations > MANY else query
     query = query.excluding(*_QUADRATIC) if operations > LONG else query
+    if operations > LONG and not any(map(_has_structure, fgraph.apply_nodes)):
+        query = query.excluding(*_STRUCTURED)
     optdb.query(query).rewrite(fgraph)
+
+
+def _has_structure(node: Apply) -> bool:
+    """Whether a node makes, or reads, a matrix that may be diagonal or choose rows."""
+    constants = [inp.type for inp in node.inputs if isinstance(inp, Constant) and is_tensor(inp)]
+    is_read = any(type.ndim > 1 and not all(type.broadcastable) for type in constants)
+    return is_read or isinstance(core_op(node), AllocDiag | Eye)
 
 
 def may_overflow(node: Apply) -> bool:

@@ -6,15 +6,24 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.assumptions.core import DIAGONAL
 from pytensor.compile.mode import Mode
 from pytensor.graph.fg import FunctionGraph
+from pytensor.tensor.basic import AllocDiag
+from pytensor.tensor.math import Dot
 
 import scanlib
 from scanlib.kernels.language import If
 from scanlib.ops.errors import InitialRowsError
 from scanlib.ops.graph import MOST_TERMS, taken_apart
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from scanlib.rewrites.pytensor_rewrites import MOST_AT_ONCE, flatten_long_sums
+from scanlib.rewrites.pytensor_rewrites import (
+    CANONICAL,
+    LONG,
+    MOST_AT_ONCE,
+    flatten_long_sums,
+    run_query,
+)
 from scanlib.schedules.array_loops import graph_program
 from scanlib.schedules.selection import schedule
 from tests.modes import MODES
@@ -326,3 +335,17 @@ def test_shift_register(count):
     for _ in range(20):
         h = np.append(h[1:], h[:2] @ weights)
     np.testing.assert_allclose(function(), h, rtol=1e-12)
+
+
+@pytest.mark.parametrize("is_diagonal", [False, True])
+def test_factors_of_products_are_not_searched_for_diagonals(is_diagonal):
+    """That goes through all of a long step for each product, unless a diagonal matrix is made."""
+    h, W, x = pt.dvector("h"), pt.dmatrix("W"), pt.dvector("x")
+    matrix = pt.diag(pt.exp(x)) if is_diagonal else W
+    values = chain(h, x, x, LONG, pt)
+    graph = FunctionGraph([h, W, x], [matrix @ (W @ values)], clone=False)
+    run_query(CANONICAL, graph)
+    asked = getattr(graph, "assumption_feature", None)
+    assert any(key is DIAGONAL for _, key in getattr(asked, "cache", ())) == is_diagonal
+    products = [node for node in graph.apply_nodes if isinstance(node.op, Dot)]
+    assert not any(isinstance(node.inputs[0].owner_op, AllocDiag) for node in products)

@@ -39,9 +39,11 @@ from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.dispatch import OrSteps, compiled_loop, holds_loops
 from scanlib.backends.numba.graph_function import GraphWriter
 from scanlib.ops.execution import LoopOp
+from scanlib.ops.loop_rewrite import rare_collections
 
 
 @route_graphs(holds_loops)
+@rare_collections()
 def make_all(
     linker: NumbaLinker,
     input_storage: Sequence[list[Any]] | None = None,
