@@ -373,15 +373,8 @@ def _long_log(w: Writer, x: Value) -> tuple[Value, Value]:
     return high, lost + (w.fma(k, FORMATS["float64"].ln2[1], 2.0 * s_low) + v_low)
 
 
-def _in_double(w: Writer, function: Callable[..., Value], *values: Value) -> Value:
-    """Return a function of numbers in float32, computed in float64."""
-    return w.cast(function(w, *(w.cast(value, "float64") for value in values)), "float32")
-
-
 def power(w: Writer, x: Value, y: Value) -> Value:
     """Return ``x**y`` as C's `pow` defines it."""
-    if x.type.dtype == "float32":
-        return _in_double(w, power, x, y)
     size, is_negative = abs(x), x < 0.0
     log_high, log_low = _long_log(w, size)
     # What is larger has no power but zero, one and infinity.
@@ -401,8 +394,6 @@ def power(w: Writer, x: Value, y: Value) -> Value:
 
 
 def exp2(w: Writer, x: Value) -> Value:
-    if x.type.dtype == "float32":
-        return _in_double(w, exp2, x)
     x = _within(w, x, -1100.0, 1100.0)
     high = x * LN2[0]
     return exp(w, high, w.fma(x, LN2[0], -high) + x * LN2[1])
@@ -412,8 +403,6 @@ def _log_of(base: tuple[float, float]) -> Callable[[Writer, Value], Value]:
     """Return a logarithm, given the inverse of that of its base as a sum of two."""
 
     def logarithm(w: Writer, x: Value) -> Value:
-        if x.type.dtype == "float32":
-            return _in_double(w, logarithm, x)
         high, low = _long_log(w, x)
         first = high * base[0]
         found = first + (w.fma(high, base[0], -first) + w.fma(high, base[1], low * base[0]))
@@ -453,8 +442,6 @@ def _circular(name: str, turns: int) -> Callable[[Writer, Value], Value]:
     """Return the sine, behind which the cosine is one right angle."""
 
     def function(w: Writer, x: Value) -> Value:
-        if x.type.dtype == "float32":
-            return _in_double(w, function, x)
         quarters, high, low = _angle(w, x)
         quarters = quarters + turns
         sine, cosine = _sin_and_cos(w, high, low)
@@ -466,8 +453,6 @@ def _circular(name: str, turns: int) -> Callable[[Writer, Value], Value]:
 
 
 def tan(w: Writer, x: Value) -> Value:
-    if x.type.dtype == "float32":
-        return _in_double(w, tan, x)
     quarters, high, low = _angle(w, x)
     sine, cosine = _sin_and_cos(w, high, low)
     is_even = (quarters & 1).equals(0)
@@ -508,6 +493,7 @@ _BY_NAME: dict[str, Callable[..., Value]] = {
     "tanh": tanh,
 }
 NAMES = frozenset(_BY_NAME)
+_IN_DOUBLE = ("cos", "exp2", "log10", "log2", "power", "sin", "tan")  # of single precision, too
 
 
 @cache
@@ -516,7 +502,12 @@ def vector_function(name: str, dtype: str, lanes: int = 1) -> Function:
     kind = Type(dtype, lanes)
     types = [kind] * (2 if name in ("logaddexp", "power") else 1)
     whole = f"scanlib_{name}_{dtype}" + (f"x{lanes}" if lanes > 1 else "")
-    return write_function(whole, types, _BY_NAME[name])
+
+    def write(w: Writer, *values: Value) -> Value:
+        wide = "float64" if name in _IN_DOUBLE else dtype
+        return w.cast(_BY_NAME[name](w, *(w.cast(value, wide) for value in values)), dtype)
+
+    return write_function(whole, types, write)
 
 
 def compute(w: Writer, name: str, *values: Value) -> Value:
