@@ -241,12 +241,12 @@ def split(w: Writer, x: Value) -> tuple[Value, Value]:
 # Exponentials
 
 
-def _reduced(w: Writer, x: Value, more: Value | float = 0.0) -> tuple[Value, Value, Value]:
-    """Return `k`, `r` and ``exp(r) - 1 - r`` for `x` and a little `more`."""
+def _reduced(w: Writer, x: Value, more: Value | None = None) -> tuple[Value, Value, Value]:
+    """Return `k`, `r` and ``exp(r) - 1 - r`` of `x`, or of it and a little `more`."""
     form = FORMATS[x.type.dtype]
     k = w.fma(x, 1 / natural_log(2), form.rounding) - form.rounding
     high = w.fma(-k, form.ln2[0], x)
-    low = k * form.ln2[1] - more
+    low = k * form.ln2[1] if more is None else k * form.ln2[1] - more
     r = high - low
     lost = (high - r) - low
     return k, r, w.fma(r * r, polynomial(w, form.q, r), lost)
@@ -258,7 +258,7 @@ def _within(w: Writer, x: Value, low: float | None, high: float) -> Value:
     return y if low is None else w.select(y < low, low, y)
 
 
-def exp(w: Writer, x: Value, more: Value | float = 0.0) -> Value:
+def exp(w: Writer, x: Value, more: Value | None = None) -> Value:
     form = FORMATS[x.type.dtype]
     k, r, rest = _reduced(w, _within(w, x, form.smallest, form.largest), more)
     first = w.fma(k, 0.5, form.rounding)
