@@ -23,7 +23,7 @@ from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
-from pytensor.tensor.type import integer_dtypes
+from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib._compat import INDEX_WRITES
 
@@ -39,7 +39,9 @@ def constant_integer(variable: Any) -> int | None:
 
 def is_range(rows: Variable) -> bool:
     """Whether rows are integers that follow one another."""
-    if rows.type.ndim != 1 or rows.type.dtype not in integer_dtypes:
+    if not isinstance(rows.type, TensorType) or rows.type.ndim != 1:
+        return False
+    if rows.type.dtype not in integer_dtypes:
         return False
     if isinstance(rows, Constant):
         return bool(rows.data.size and np.all(np.diff(rows.data) == 1))
