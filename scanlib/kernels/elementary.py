@@ -375,7 +375,7 @@ def _long_log(w: Writer, x: Value) -> tuple[Value, Value]:
 
 def power(w: Writer, x: Value, y: Value) -> Value:
     """Return ``x**y`` as C's `pow` defines it."""
-    size, is_negative = abs(x), x < 0.0
+    size, is_whole = abs(x), w.apply("floor", y).equals(y)
     log_high, log_low = _long_log(w, size)
     # What is larger has no power but zero, one and infinity.
     exponent = _within(w, y, -(2.0**65), 2.0**65)
@@ -386,11 +386,11 @@ def power(w: Writer, x: Value, y: Value) -> Value:
     at_end = w.select(is_zero ^ (y < 0.0), w.constant(0.0, x.type), inf)
     result = w.select(is_zero | size.equals(inf), at_end, result)
     half = 0.5 * y
-    is_odd = w.apply("floor", y).equals(y) & w.apply("floor", half).differs(half)
+    is_odd = is_whole & w.apply("floor", half).differs(half)
     result = w.select(is_odd, w.apply("copysign", result, x), result)
-    is_root = is_negative & w.apply("floor", y).differs(y) & (size < inf)
-    result = w.select(is_root | x.differs(x), nan, result)
-    return w.select(y.equals(0.0) | x.equals(1.0), 1.0, w.select(y.differs(y), y, result))
+    is_root = (x < 0.0) & ~is_whole & (size < inf)
+    result = w.select(is_root | x.differs(x) | y.differs(y), nan, result)
+    return w.select(y.equals(0.0) | x.equals(1.0), 1.0, result)
 
 
 def exp2(w: Writer, x: Value) -> Value:

@@ -8,7 +8,7 @@ import llvmlite.binding as llvm
 
 # Processors, by LLVM's names.
 HALVING = ("znver1", "bdver4")
-FORESEEING = ("znver4", "znver5")
+FORESEEING = ("znver4", "znver5")  # the first was measured, its successor was not
 
 
 @cache

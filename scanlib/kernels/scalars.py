@@ -238,11 +238,11 @@ def _power_of_two(w: Writer, bits: int, x: Value, y: Value) -> Value:
 MOST_FACTORS = 64  # of a power with a known exponent: more would lose digits
 
 
-def _power(w: Writer, x: Value, y: Value, of_floats: Callable[..., Value] | None = None) -> Value:
+def _power(w: Writer, x: Value, y: Value, of_floats: Rule) -> Value:
     if x.type.is_float:
         power = float(y.value) if isinstance(y, language.Constant) and not y.value.ndim else 0.0
         if not ((2 * power).is_integer() and 0 < abs(power) <= MOST_FACTORS):
-            return library(w, "pow", x, y) if of_floats is None else of_floats(w, x, y)
+            return of_floats(w, x, y)
         whole, half = divmod(abs(power), 1.0)
         result = _root(w, x) if half else _whole_power(x, int(whole))
         if half and whole:
@@ -341,7 +341,7 @@ RULES: dict[type, Rule] = {
     ps.Real: lambda w, x: x,
     ps.IntDiv: _floor_quotient,
     ps.Mod: _modulo,
-    ps.Pow: _power,
+    ps.Pow: partial(_power, of_floats=_library("pow")),
     ps.AND: _fold(lambda w, x, y: x & y),
     ps.OR: _fold(lambda w, x, y: x | y),
     ps.XOR: _fold(lambda w, x, y: x ^ y),
@@ -397,7 +397,7 @@ if DEG2RAD is not None and RAD2DEG is not None:
 SIDE_BY_SIDE: dict[type, Rule] = {}
 if has_fused_multiply_add():
     SIDE_BY_SIDE = {
-        ps.Pow: lambda w, x, y: _power(w, x, y, _vector("power")),
+        ps.Pow: partial(_power, of_floats=_vector("power")),
         ps.Exp2: _vector("exp2"),
         ps.Log2: _vector("log2"),
         ps.Log10: _vector("log10"),

@@ -44,8 +44,9 @@ MOST_ITEMS = 4  # of a slice that are read or written one by one
 def counts_by(node: Apply, rows: Variable) -> bool:
     """Whether a loop counts by a range, which stays beside it: around the loop may be others, at
     whose steps the range has other lengths."""
-    is_made = rows.owner is not None and not all(isinstance(n, Constant) for n in rows.owner.inputs)
-    return is_made and isinstance(node.op, Scan) and is_range(rows)
+    if not isinstance(node.op, Scan) or rows.owner is None or not is_range(rows):
+        return False
+    return not all(isinstance(number, Constant) for number in rows.owner.inputs)
 
 
 @dataclass(frozen=True)

@@ -196,14 +196,11 @@ class SplitParts:
     def _is_smaller(self, value: Variable) -> bool:
         """Whether a value, which no late product goes into, has fewer axes than what it is computed
         from, as an item, or the sum, of an array that would have to be stored at each step."""
-        if not self.is_storable(value) or self.is_costly(value, late=True):
+        is_storable = is_tensor(value) and value not in self.differing
+        if not is_storable or self.is_costly(value, late=True):
             return False
         missing = [inp for inp in value.owner.inputs if not self._is_cheap_again(inp)]
         return _rank(value) < max((_rank(inp) for inp in missing if is_tensor(inp)), default=0)
-
-    def is_storable(self, value: Variable) -> bool:
-        """Whether a late value has one shape at all steps."""
-        return is_tensor(value) and value in self.late_or_recurrent and value not in self.differing
 
     def is_there(self, value: Variable) -> bool:
         """Whether the values of all steps are known once the loop has run."""
