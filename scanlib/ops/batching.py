@@ -5,7 +5,9 @@ front, so the batch goes between time and row: sequences become ``(T, *batch, â€
 ``(K + T, *batch, â€¦)``, and the body is vectorized itself. A state becomes batched if its
 initial rows or its next value are; only what depends on the batch does.
 
-All loops of a batch take as many steps (`scanlib.lengths.batches`).
+All loops of a batch take as many steps (`scanlib.lengths.batches`). Where a step slices by numbers
+that each row has of its own, or has loops of its own number of steps, arrays inside a step have
+other sizes in other rows: no batch of them is an array, and steps take the rows one by one.
 
 With `until`, every row of the batch stops by itself. The loop runs until all rows have
 stopped; a row that has stopped keeps the values of its last step, so the last row over time is
@@ -17,18 +19,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import vectorize_graph
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import explicit_graph_inputs, toposort
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.subtensor import IncSubtensor
 from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import vectorize_rule
-from scanlib.lengths.batches import common, whole_batch, with_batch
-from scanlib.ops.graph import is_tensor, sizes_of, substitute, with_axes
-from scanlib.ops.loop import Carry, Loop, State
+from scanlib.lengths.batches import SIZED, common, whole_batch, with_batch
+from scanlib.ops.graph import depends_on, is_tensor, sizes_of, substitute, with_axes
+from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
 from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import stacked_row_shapes
@@ -68,6 +73,46 @@ def batch_of(node: Apply, write: Callable[[Apply], list[Variable] | None]) -> li
         return None
     given = dict(zip(core.inputs, node.inputs, strict=True))
     return with_batch(node, with_whole_batches(vectorize_graph(made, given)))
+
+
+def _with_batches(
+    outputs: list[Variable], replacements: dict[Variable, Variable], rank: int
+) -> list[Variable]:
+    """Return what a step computes of batches in the place of some of its inputs."""
+    try:
+        found = with_whole_batches(vectorize_graph(outputs, replacements))
+    except NotImplementedError:  # of loops in the step
+        if not all(map(is_tensor, outputs)):
+            raise
+        return _by_rows(outputs, replacements, rank)
+    sized = any(map(_sizes_differ, toposort(found))) and all(map(is_tensor, outputs))
+    return _by_rows(outputs, replacements, rank) if sized else found
+
+
+def _sizes_differ(node: Apply) -> bool:
+    """Whether a batch may have results of other sizes for other rows."""
+    op: Any = node.op
+    is_sized = isinstance(op, Blockwise) and isinstance(op.core_op, SIZED)
+    return is_sized and not isinstance(op.core_op, IncSubtensor) and op.batch_ndim(node) > 0
+
+
+def _by_rows(
+    outputs: list[Variable], replacements: dict[Variable, Variable], rank: int
+) -> list[Variable]:
+    """Return what a step computes of batches, by a loop over their rows."""
+    if not rank:
+        return substitute(outputs, replacements)
+    loop = Loop(function="map")
+    rows = {core: _batch_of(core, rank - 1) for core in replacements}
+    loop.sequences = [Sequence(replacements[core], row) for core, row in rows.items()]
+    varying = depends_on(outputs, list(rows))
+    chosen = [out for out in outputs if out in varying]
+    own = [v for v in explicit_graph_inputs(chosen) if v not in rows]
+    kept = {v: v.clone() for v in own}
+    loop.non_sequences = [NonSequence(v, inner) for v, inner in kept.items()]
+    loop.outputs = list(map(Output, _by_rows(substitute(chosen, kept), rows, rank - 1)))
+    found = dict(zip(chosen, loop.apply().outputs, strict=True))
+    return [found.get(out, out) for out in outputs]
 
 
 @dataclass
@@ -185,7 +230,7 @@ class _Batcher:
                 if part in batched:
                     new = {v: _batch_of(v, self.rank) for v in part.taps.values()}
                     self.replacements = new | self.replacements
-            vectorized = with_whole_batches(vectorize_graph(cores, self.replacements))
+            vectorized = _with_batches(cores, self.replacements, self.rank)
             results = self.op.signature.split_body_outputs(vectorized)
             if self.masks or (results.stop is not None and results.stop.type.ndim):
                 # Each row stops by itself, so every value must be able to.

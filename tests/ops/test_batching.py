@@ -442,6 +442,35 @@ def test_slices_that_differ_between_rows(mode):
     check_rows([rows], [x, start, i], data, (0, 1, 1), mode)
 
 
+def _sum_of_slice(x, k, h, a):
+    return pt.tanh(h / 2 + a * (x[:k] * (1 + h)).sum())
+
+
+def _inner_steps(x, k, h, a):
+    trace = scanlib.scan(
+        lambda g: pt.tanh(a * g + x[0]), outputs_info=h, n_steps=k, return_updates=False
+    )
+    return trace.sum() / 2
+
+
+def _sized_array(x, k, h, a):
+    return h / 2 + (a ** pt.arange(k)).sum() + (pt.zeros(k) + x[1]).sum()
+
+
+@pytest.mark.parametrize("step", [_sum_of_slice, _inner_steps, _sized_array])
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (0,)])
+def test_arrays_of_other_sizes_in_every_row(step, shape, fast_mode):
+    """The batch is no array then, neither are slices of it, nor what an inner loop stores."""
+    x, k, a = pt.tensor("x", shape=(None, 4)), pt.lvector("k"), pt.scalar("a")
+    trace = scanlib.scan(step, [x, k], pt.ones(()), a, return_updates=False)
+    gradients = pytensor.grad((trace**2).sum(), [x, a], disconnected_inputs="ignore")
+    second = pytensor.grad(gradients[1], a, disconnected_inputs="ignore")
+    rank, size = len(shape), (*shape, 5)
+    data = [rng.normal(size=(*size, 4)), rng.integers(1, 4, size=size), rng.random(shape)]
+    outputs = [trace, *gradients, second]
+    check_rows(outputs, [x, k, a], data, (rank,) * 3, fast_mode, shape)
+
+
 @pytest.mark.parametrize("steps", [0, 3])
 def test_slices_and_sizes_by_the_shape_of_a_state(steps, mode):
     """They are those of the whole batch, so that kernels write them, and known without a step."""
