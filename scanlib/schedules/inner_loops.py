@@ -181,17 +181,15 @@ class InnerLoop:
             w.fail(INTERRUPTED)
 
     def check(self) -> None:
-        """Note what must hold before the first step."""
-        sizes, program = self.step.sizes, self.program
+        """Compare what must hold before the first step."""
+        program = self.program
         steps = self.translated(program.first_words[program.words.steps])
         for checks, always in zip(program.checks, (True, False), strict=True):
             for check in checks:
                 one, other, *shown = map(self.translated, (*check.sizes, *check.values))
                 if not always and not (isinstance(steps, int) and steps > 0):
                     one = if_equal(steps, 0, other, one)
-                is_equal = check.operation == "ne"
-                require = sizes.require_equal if is_equal else sizes.require_not_below
-                require(one, other, check.error, check.template, tuple(shown))
+                self.step.check(replace(check, sizes=(one, other), values=tuple(shown)))
 
     def translated(self, size: Size) -> Size:
         """Return a size of the inner loop as one of the step."""

@@ -205,6 +205,64 @@ def test_loops_over_ranges_two_levels_down(fast_mode):
         assert function(given) == plain[0, len(given) - 2]
 
 
+LENGTHS = pytensor.shared(np.array([2, 0, 6, 1]), name="lengths")
+
+
+def _triangle(i, h):
+    """A loop over all before, whose values are all read: its gradient stores them."""
+    trace = scan(lambda j, g: pt.tanh(g + x[j] * h), pt.arange(i), pt.zeros(()))
+    return h / 2 + (trace**2).sum()
+
+
+def _plain_triangle(i, h, x):
+    g = total = 0.0
+    for j in range(i):
+        g = np.tanh(g + x[j] * h)
+        total += g**2
+    return h / 2 + total
+
+
+def _weights(i, h):
+    return pt.tanh(h + (0.9 ** pt.arange(i)[::-1] * x[:i]).sum() + pt.zeros(i + 1).shape[0] / 7)
+
+
+def _plain_weights(i, h, x):
+    return np.tanh(h + (0.9 ** np.arange(i)[::-1] * x[:i]).sum() + (i + 1) / 7)
+
+
+@pytest.mark.parametrize("step, plain", [(_triangle, _plain_triangle), (_weights, _plain_weights)])
+@pytest.mark.parametrize(
+    "rows, numbers",
+    [
+        (pt.arange(1, x.shape[0]), range(1, 6)),
+        (pt.arange(x.shape[0] - 1, 0, -2), range(5, 0, -2)),
+        (pt.arange(x.shape[0])[1:][::-1], range(5, 0, -1)),
+        (LENGTHS, (2, 0, 6, 1)),
+        (LENGTHS[:0], ()),
+        (pt.constant(np.array([2, 1, 3])), (2, 1, 3)),
+    ],
+    ids=["range", "falling", "slice", "data", "none", "constant"],
+)
+def test_sizes_by_rows_of_a_sequence(fast_mode, step, plain, rows, numbers):
+    """Memory is taken for the largest of all."""
+    value, start = pt.scalar("start"), np.array(0.3)
+    trace = scan(step, rows, pt.ones(()) * value)
+    cost, data = (trace**2).sum(), rng.normal(size=6)
+    values = {value: start, x: data}
+
+    def reference(h, x):
+        total = 0.0
+        for i in numbers:
+            h = plain(i, h, x)
+            total += h**2
+        return total
+
+    assert_derivatives(cost, values, reference, fast_mode, order=1)
+    gradients = pytensor.grad(cost, [value, x], disconnected_inputs="ignore")
+    if len(numbers):
+        assert_kernels(pytensor.function([value, x], gradients, mode=fast_mode))
+
+
 # Generated steps
 
 

@@ -1,6 +1,6 @@
 """Sizes of a step's arrays, as expressions."""
 
-from scanlib.kernels.arrays.sizes import Given, Sizes, combined, product, total
+from scanlib.kernels.arrays.sizes import Check, Given, Sizes, combined, product, total
 
 
 def deep(first):
@@ -17,7 +17,7 @@ def test_expressions_that_share_their_parts():
     assert total(large, other, 2) == total(2, other, large)
     assert hash(total(large, other)) == hash(total(other, large))
     sizes = Sizes()
-    assert sizes.require_equal(large, m, "ValueError", "") == m
+    assert sizes.require(Check("ne", (large, m), "ValueError", "")) == m
     assert sizes.same(product(large, 3)) == product(m, 3)
-    assert sizes.require_equal(other, m, "ValueError", "") == m
+    assert sizes.require(Check("ne", (other, m), "ValueError", "")) == m
     assert len(sizes.checks) == 2

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial, reduce
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -23,33 +23,27 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort, walk
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import (
-    Add,
-    Cast,
-    Clip,
-    Mul,
-    Neg,
-    ScalarMaximum,
-    ScalarMinimum,
-    ScalarType,
-    Sub,
-)
+from pytensor.scalar.basic import ScalarMaximum, ScalarMinimum, ScalarType
 from pytensor.tensor.basic import Alloc, Join
-from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
-from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.shape import Reshape, Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor
-from pytensor.tensor.type import TensorType
+from pytensor.tensor.type import TensorType, integer_dtypes
 
 from scanlib._compat import INDEX_READS, INDEX_WRITES, join_of
 from scanlib.kernels.arrays.sizes import (
     Changing,
+    Check,
+    Limits,
     Size,
     SizeValues,
     changes,
     combined,
+    limits,
+    limits_of,
+    limits_of_node,
     product,
-    total,
 )
 from scanlib.kernels.arrays.workspace import Part, Place, Workspace, bytes_of, is_contiguous
 from scanlib.kernels.language import DTYPES, Block, Type, Value, Writer
@@ -226,6 +220,7 @@ class Step:
         self.numbers: dict[Variable, Number] = {}
         self.known: dict[Variable, Size] = {}
         self.changing: dict[Variable, Changing] = {}
+        self._limited: dict[Variable, Limits] = {}
         self.fixed: set[Variable] = set()
         self.items: dict[Variable, list[Variable]] = {}  # of arrays that are made of numbers
         self.places: dict[Variable, Place] = {}
@@ -378,44 +373,28 @@ class Step:
             if derived is None:
                 self._changes += 1
                 value = self.writer.cast(real(self.number(variable)), "int64")
-                self.changing[variable] = Changing(self._changes, value, self._limit(variable))
+                self.changing[variable] = Changing(self._changes, value, self._limits(variable))
             else:
                 self.known[variable] = derived
         found = self.known if variable in self.known else self.changing
         return self.sizes.same(found[variable])
 
-    def _limit(self, variable: Variable, above: bool = True) -> Size | None:
-        """Return a known integer that one of the step does not exceed, or else does not fall below,
-        if its nodes say so."""
+    def _limits(self, variable: Variable) -> Limits:
+        """Return known integers between which one of the step, or all of an array, are, as far as
+        its nodes tell."""
         if self.is_known(variable):
-            return self.size_of(variable)
-        node = variable.owner
-        scalar = getattr(node.op, "scalar_op", None) if node is not None else None
-        wraps = variable.type.dtype != "int64"
-        if isinstance(scalar, Mul):
-            factor = constant_index(node.inputs[0])
-            if factor is None or wraps or len(node.inputs) > 2:
-                return None
-            limit = self._limit(node.inputs[1], above ^ (factor < 0))
-            return None if limit is None else product(factor, limit)
-        if not isinstance(scalar, ScalarMinimum | ScalarMaximum | Clip | Add | Neg | Sub | Cast):
-            return None
-        falls, last = isinstance(scalar, Neg | Sub), len(node.inputs) - 1
-        parts = [(inp, above ^ (falls and k == last)) for k, inp in enumerate(node.inputs)]
-        parts = parts[1:] if isinstance(scalar, Clip) else parts  # its limits may be swapped
-        limits = [limit for part in parts if (limit := self._limit(*part)) is not None]
-        if isinstance(scalar, ScalarMinimum if above else ScalarMaximum):
-            return limits[0] if limits else None
-        if len(limits) < len(parts):
-            return None
-        if isinstance(scalar, ScalarMinimum | ScalarMaximum | Clip):
-            return reduce(partial(combined, "max" if above else "min"), limits)
-        if wraps:
-            return None
-        if falls:
-            return total(*limits[:-1], product(-1, limits[-1]))
-        is_whole = isinstance(scalar, Add) or np.can_cast(node.inputs[0].type.dtype, "int64")
-        return total(*limits) if is_whole else None
+            return limits(self.size_of(variable))
+        node, is_integer = variable.owner, variable.type.dtype in integer_dtypes
+        if isinstance(variable, Constant) and is_integer and variable.data.size:
+            return int(variable.data.min()), int(variable.data.max())
+        if node is None or not is_integer:
+            return None, None
+        if variable not in self._limited:
+            chosen = _chosen_from(node)
+            found = list(map(self._limits, chosen or node.inputs))
+            is_one = limits_of("choice", found) if chosen else limits_of_node(node, found)
+            self._limited[variable] = is_one
+        return self._limited[variable]
 
     def _derived(self, variable: Variable) -> Size | None:
         """Return an integer that is computed of known ones by way of other numbers, None if it is
@@ -654,22 +633,39 @@ class Step:
     def _compare(
         self, wrong: str, size: Size, other: Size, error: str, text: str, numbers: Sequence[Size]
     ) -> Size:
-        """Compare two sizes, before the first step if they are known then, and the `numbers` of the
-        message; return what stands for both if they must be equal."""
-        size, other = self.sizes.same(size), self.sizes.same(other)
-        if not changes(size, other, *numbers):
-            shown = tuple(numbers) if self.i is None else (0, *numbers)
-            if wrong == "ne":
-                return self.sizes.require_equal(size, other, error, text, shown)
-            self.sizes.require_not_below(size, other, error, text, shown)
-        elif size != other:
-            values = [self.value(number) for number in numbers]
-            steps = [] if self.i is None else [self.i]
-            one, another = self.value(size), self.value(other)
-            fails = one.differs(another) if wrong == "ne" else one < another
-            with self.writer.when(fails):
-                self.writer.fail(self.fail(error, text, len(steps + values)), *steps, *values)
+        """Compare two sizes; the message shows the step, if there is one, and the `numbers`."""
+        is_known = not changes(*map(self.sizes.same, (size, other)), *numbers)
+        at: list[Size] = []
+        if self.i is not None:
+            at = [0 if is_known else Changing(0, self.i, (None, None))]
+        return self.check(Check(wrong, (size, other), error, text, (*at, *numbers)))
+
+    def check(self, check: Check) -> Size:
+        """Compare two sizes, before the first step if they are known then; return what stands for
+        both if they must be equal."""
+        size, other = map(self.sizes.same, check.sizes)
+        if not changes(size, other, *check.values):
+            return self.sizes.require(check)
+        if size != other:
+            one, another, *shown = map(self.value, (size, other, *check.values))
+            with self.writer.when(
+                one.differs(another) if check.operation == "ne" else one < another
+            ):
+                code = self.fail(check.error, check.template, len(shown))
+                self.writer.fail(code, *shown)
         return other if changes(size) else size
+
+
+def _chosen_from(node: Apply) -> list[Variable]:
+    """Return the arrays whose items are those of a result, as far as these are moved alone."""
+    op = node.op
+    if isinstance(op, Join):
+        return list(join_of(node)[1])
+    is_extreme = isinstance(op, CAReduce) and isinstance(
+        op.scalar_op, ScalarMinimum | ScalarMaximum
+    )
+    is_moved = is_extreme or isinstance(op, DimShuffle | Reshape | Subtensor)
+    return node.inputs[:1] if is_moved else []
 
 
 def _is_computed_where_read(graph: FunctionGraph, out: Variable) -> bool:

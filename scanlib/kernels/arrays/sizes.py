@@ -12,13 +12,15 @@ not exceed (`bound`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial, reduce
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 from pytensor.graph.basic import Apply
+from pytensor.scalar import basic as ps
 
 from scanlib.kernels.language import FLOAT64, FLOATS, INT64, Block, Value, Writer
 from scanlib.kernels.scalars import NoKernelError, Number, Scalars, real
@@ -65,18 +67,26 @@ class Expression:
         parts = [part.text if isinstance(part, Expression) else repr(part) for part in self.parts]
         return blake2b(" ".join((name, *parts)).encode(), digest_size=16).hexdigest()
 
+    @cached_property
+    def limits(self) -> Limits:
+        parts = [limits(part) for part in self.parts]
+        if isinstance(self.operation, tuple):
+            return limits_of_node(self.operation[0], parts)
+        return limits_of(self.operation, parts)
+
 
 @dataclass(frozen=True)
 class Changing:
-    """An integer that each step computes, as `value`; equal ones have the same `number`. `most` is
-    a size that it does not exceed, if there is one."""
+    """An integer that each step computes, as `value`; equal ones have the same `number`."""
 
     number: int
     value: Value = field(compare=False, repr=False)
-    most: Size | None = field(compare=False, repr=False)
+    limits: Limits = field(compare=False, repr=False)
 
 
 Size = int | Given | Expression | Changing
+Limits = tuple[Size | None, Size | None]
+"""Known sizes that a number does not fall below, and does not exceed; None where none is known."""
 
 
 def changes(*sizes: Size) -> bool:
@@ -93,29 +103,89 @@ def unchanging(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
 
 def bound(size: Size) -> Size:
     """Return a known size that a size never exceeds, the same one if it is known itself."""
-    found = _bound(size)
-    if found is None:
+    most = limits(size)[1]
+    if most is None:
         raise NoKernelError("sizes that change from step to step have no kernel")
-    return found
+    return most
 
 
-def _bound(size: Size) -> Size | None:
-    if not changes(size):
-        return size
-    if isinstance(size, Changing):
-        return None if size.most is None else _bound(size.most)
-    assert isinstance(size, Expression)
-    if size.operation == "equal":
-        return _bound(combined("max", *size.parts[2:]))
-    if size.operation not in _RISING:
-        return None
-    found = [_bound(part) for part in size.parts]
-    known = [part for part in found if part is not None]
-    if size.operation == "min" and known:
-        return combined("min", *known) if len(known) > 1 else known[0]
-    falls = size.operation == "mul" and any(isinstance(k, int) and k < 0 for k in size.parts)
-    divides = size.operation == "quotient" and changes(size.parts[1])
-    return None if len(known) < len(found) or falls or divides else combined(size.operation, *known)
+def limits(size: Size) -> Limits:
+    return (
+        size.limits if isinstance(size, Expression | Changing) and changes(size) else (size, size)
+    )
+
+
+def limits_of(operation: str, parts: Sequence[Limits]) -> Limits:
+    """Return limits of what an operation gives, by those of its parts.
+
+    Beside the operations of expressions, whose factors are sizes, there are ``"times"``, of any
+    numbers, ``"sub"``, ``"neg"``, and ``"choice"``, which gives one of its parts.
+    """
+    if operation in ("sub", "neg"):
+        *kept, last = parts
+        return limits_of("add", [*kept, _limits_of_product([(-1, -1), last], of_sizes=False)])
+    if operation in ("mul", "times"):
+        return _limits_of_product(parts, of_sizes=operation == "mul")
+    lows, highs = zip(*(parts[2:] if operation == "equal" else parts), strict=True)
+    if operation == "quotient":
+        is_fixed = lows[1] == highs[1] and lows[1] is not None
+        return None, quotient(highs[0], highs[1]) if is_fixed and highs[0] is not None else None
+    if operation == "add":
+        return _of_all("add", lows), _of_all("add", highs)
+    least, most = _of_all("min", lows), _of_all("max", highs)
+    known = [end for end in (highs if operation == "min" else lows) if end is not None]
+    if operation in ("min", "max") and known:
+        end = reduce(partial(combined, operation), known)
+        return (least, end) if operation == "min" else (end, most)
+    return least, most
+
+
+def _limits_of_product(parts: Sequence[Limits], of_sizes: bool) -> Limits:
+    factor, others = 1, []
+    for low, high in parts:
+        if isinstance(low, int) and low == high:
+            factor *= low
+        else:
+            others.append((low, high))
+    low, high = others[0] if len(others) == 1 else (None, None)
+    if len(others) > 1 and of_sizes:
+        high = _of_all("mul", [most for _, most in others])
+    if factor < 0:
+        low, high = high, low
+    ends = [None if end is None else product(factor, end) for end in (low, high)]
+    return (factor, factor) if not others else (ends[0], ends[1])
+
+
+def _of_all(operation: str, ends: Sequence[Size | None]) -> Size | None:
+    known = [end for end in ends if end is not None]
+    return reduce(partial(combined, operation), known) if len(known) == len(ends) else None
+
+
+_OPERATIONS: dict[type, str] = {
+    ps.Add: "add",
+    ps.Clip: "choice",
+    ps.Mul: "times",
+    ps.Neg: "neg",
+    ps.ScalarMaximum: "max",
+    ps.ScalarMinimum: "min",
+    ps.Sub: "sub",
+    ps.Switch: "choice",
+}
+
+
+def limits_of_node(node: Apply, parts: Sequence[Limits]) -> Limits:
+    """Return limits of what a node of scalars, or an elementwise one, gives, by its operands'."""
+    scalar = getattr(node.op, "scalar_op", node.op)
+    is_wide = node.outputs[0].type.dtype == "int64"
+    if isinstance(scalar, ps.Cast):
+        is_whole = is_wide and np.can_cast(node.inputs[0].type.dtype, "int64")
+        return parts[0] if is_whole else (None, None)
+    operation = _OPERATIONS.get(type(scalar), "")
+    if operation == "choice":  # the limits of a clip may be swapped
+        return limits_of(operation, parts[1:])
+    # Smaller integers wrap.
+    is_known = operation in ("min", "max") or (is_wide and operation)
+    return limits_of(operation, parts) if is_known else (None, None)
 
 
 def product(*sizes: Size) -> Size:
@@ -144,7 +214,6 @@ def _joined(operation: str, nothing: int, sizes: tuple[Size, ...]) -> Size:
     return parts[0] if len(parts) == 1 else Expression(operation, parts)
 
 
-_RISING = ("add", "mul", "min", "max", "quotient")  # with each part, if none is negative
 _KNOWN: dict[str, Callable[..., int]] = {
     "min": min,
     "max": max,
@@ -231,14 +300,16 @@ class Sizes:
             return self.same(found) if isinstance(size.operation, str) else found
         return size
 
-    def require_equal(
-        self, size: Size, other: Size, error: str, template: str, values: tuple[Size, ...] = ()
-    ) -> Size:
-        """Note that two sizes must be equal, and return what stands for both."""
-        size, other = self.same(size), self.same(other)
+    def require(self, check: Check) -> Size:
+        """Note what must hold, and return what stands for both sizes where these must be equal."""
+        size, other = map(self.same, check.sizes)
         if size == other:
             return size
-        self._check("ne", size, other, error, template, values)
+        if check.operation == "lt":
+            if not (isinstance(size, int) and isinstance(other, int) and size > other):
+                self.checks.append(replace(check, sizes=(size, other)))
+            return size
+        self.checks.append(replace(check, sizes=(size, other)))
         if isinstance(size, int) and isinstance(other, int):
             return size
         kept, dropped = (size, other) if isinstance(size, int) else (other, size)
@@ -251,22 +322,6 @@ class Sizes:
         self._same[dropped] = kept
         self._resolved.clear()
         return kept
-
-    def require_not_below(
-        self, size: Size, least: Size, error: str, template: str, values: tuple[Size, ...] = ()
-    ) -> None:
-        """Note that a size must not be below another one."""
-        size, least = self.same(size), self.same(least)
-        known = isinstance(size, int) and isinstance(least, int) and size >= least
-        if not known and size != least:
-            self._check("lt", size, least, error, template, values)
-
-    def _check(
-        self, operation: str, size: Size, other: Size, error: str, template: str, values: tuple
-    ) -> None:
-        if changes(size, other, *values):
-            raise NoKernelError("a check of sizes that change from step to step has no kernel")
-        self.checks.append(Check(operation, (size, other), error, template, values))
 
     def contiguous_strides(self, itemsize: int, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
         """Return the strides in bytes of an array that fills its memory in order."""

@@ -46,6 +46,7 @@ from scanlib.kernels.arrays.nests import (
     write_tree,
 )
 from scanlib.kernels.arrays.sizes import (
+    Check,
     Given,
     Size,
     changes,
@@ -221,7 +222,7 @@ def write_reshape(step: Step, node: Apply) -> None:
 def write_split_rows(step: Step, node: Apply) -> None:
     place, (count, length) = step.place(node.inputs[0]), map(step.size_of, node.inputs[1:])
     given, used = place.sizes[0], product(count, length)
-    step.sizes.require_not_below(given, used, "SequenceLengthError", FEW_ROWS, (given, used))
+    step.check(Check("lt", (given, used), "SequenceLengthError", FEW_ROWS, (given, used)))
     sizes = count, length, *place.sizes[1:]
     strides = product(length, place.strides[0]), *place.strides
     step.bind_place(node.outputs[0], place.view(sizes, strides))
@@ -237,8 +238,8 @@ def write_merged_rows(step: Step, node: Apply) -> None:
 @rule(CheckedRows)
 def write_checked_rows(step: Step, node: Apply) -> None:
     rows, steps = step.place(node.inputs[0]).sizes[0], step.size_of(node.inputs[1])
-    message = node.op.message
-    step.sizes.require_equal(rows, steps, "SequenceLengthError", message, (rows, steps))
+    both = rows, steps
+    step.check(Check("ne", both, "SequenceLengthError", node.op.message, both))
     step.alias(node.outputs[0], node.inputs[0])
 
 
@@ -251,7 +252,7 @@ def write_checked_items(step: Step, node: Apply) -> None:
     sizes = [if_equal(place.sizes[0], 0, *pair) for pair in zip(enough, place.sizes, strict=True)]
     for item in op.items:
         size, given = sizes[item.axis], place.sizes[item.axis]
-        step.sizes.require_not_below(size, item.least, "IndexError", item.message, (0, given))
+        step.check(Check("lt", (size, item.least), "IndexError", item.message, (0, given)))
     step.bind_place(node.outputs[0], place.view(sizes, place.strides))
 
 

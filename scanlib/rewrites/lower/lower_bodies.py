@@ -8,23 +8,25 @@ loop adds up starts from what the loop around has, so that no step makes zeros a
 
 from __future__ import annotations
 
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar import Add
-from pytensor.tensor.basic import ARange
+from pytensor.tensor.basic import Alloc, ARange
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import IncSubtensor
 from pytensor.tensor.type import integer_dtypes
 
 from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.numbers import constant_integer
+from scanlib.ops.execution import LoopOp
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.graph import applies
-from scanlib.ops.loop import Carry, Loop
+from scanlib.ops.graph import applies, is_tensor
+from scanlib.ops.loop import Carry, Loop, NonSequence
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import replace
@@ -92,6 +94,52 @@ def count_steps(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable] 
     return dict(zip(node.outputs, loop.apply().node.outputs, strict=False)) if changed else None
 
 
+def bound_sizes(loop: Loop) -> bool:
+    """Tell a step between which numbers the integers are of which it makes sizes, where they are
+    rows of a sequence: memory is taken for the largest."""
+    sizes = [size for node in toposort(loop.body_outputs()) for size in _sizes(node)]
+    above = set(ancestors(sizes)) if sizes else ()
+    limited = {}
+    for part in loop.sequences:
+        row = part.row
+        if row not in above or not _is_integer(row):
+            continue
+        limits = _limits(part.outer)
+        inner = [limit.type() for limit in limits]
+        loop.non_sequences += map(NonSequence, limits, inner)
+        limited[row] = pt.clip(row, *inner)
+    loop.substitute(limited)
+    return bool(limited)
+
+
+def _sizes(node: Apply) -> list[Variable]:
+    """Return the integers by which a node makes arrays, or takes steps."""
+    if isinstance(node.op, LoopOp):
+        return [v for v in node.inputs if _is_integer(v) and v.type.ndim == 0]
+    if isinstance(node.op, Alloc):
+        return node.inputs[1:]
+    return node.inputs if isinstance(node.op, ARange) else []
+
+
+def _is_integer(variable: Variable) -> bool:
+    return is_tensor(variable) and variable.type.dtype in integer_dtypes
+
+
+def _limits(rows: Variable) -> tuple[Variable, Variable]:
+    """Return numbers between which all of some integers are."""
+    made, dtype = Lengths(sure=True).view(rows).base.owner, rows.type.dtype
+    is_plain = made is not None and isinstance(made.op, ARange) and dtype == "int64"
+    by = constant_integer(made.inputs[2]) if is_plain else None
+    if by:
+        first, end, _ = made.inputs
+        last = end - int(by > 0) + int(by < 0)
+        lowest, largest = (first, last) if by > 0 else (last, first)
+    else:
+        some = pt.concatenate([rows.flatten(), np.zeros(1, dtype)])
+        lowest, largest = pt.min(some), pt.max(some)
+    return pt.cast(lowest, dtype), pt.cast(largest, dtype)
+
+
 _join_slices = dfs_rewriter(join_slices)
 _start_sums = dfs_rewriter(start_sums)
 _count_steps = dfs_rewriter(count_steps)
@@ -122,11 +170,12 @@ class LowerBodies(LowersLoops):
     @staticmethod
     def lower(fgraph: FunctionGraph, node: Apply) -> bool:
         is_derivative = node.op.signature.reverse
-        changed = Scan | IncSubtensor if is_derivative else Scan
+        changed = Scan | Alloc | ARange | (IncSubtensor if is_derivative else Scan)
         if not any(isinstance(n.op, changed) for n in node.op.body.apply_nodes):
             return False
         loop = Loop.from_node(node)
-        if not _LOWER[is_derivative](loop):
+        changed = _LOWER[is_derivative](loop)
+        if not bound_sizes(loop) and not changed:
             return False
         loop.drop_unread_inputs()
         forget_rows(loop)
