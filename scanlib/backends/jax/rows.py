@@ -42,6 +42,7 @@ from scanlib.backends.jax.bounded import (
     Length,
     UnknownLengthError,
     known_number,
+    marked,
     number_of,
     place_of,
     rows_of,
@@ -187,10 +188,7 @@ def _where_equal(bounded: list[Bounded], results: list[Any]) -> list[Bounded]:
     first, *others = {id(value.length): value.length for value in bounded}.values()
     if others:
         same = jnp.all(jnp.stack([jnp.asarray(first == other) for other in others]))
-        results = [
-            jnp.where(same, value, jnp.nan) if jnp.issubdtype(value.dtype, jnp.inexact) else value
-            for value in results
-        ]
+        results = [marked(value, same) for value in results]
     return [bounded[0].like(result) for result in results]
 
 
@@ -416,9 +414,7 @@ def checked_value(op: CheckedValue, value: Any, *conditions: Any) -> Any:
     known = [static_int(condition) for condition in conditions]
     if 0 in known:
         raise op.exc_type(op.msg)
-    if None not in known or not jnp.issubdtype(value.dtype, jnp.inexact):
-        return value
-    return jnp.where(reduce(jnp.logical_and, conditions), value, jnp.nan)
+    return marked(value, reduce(jnp.logical_and, conditions)) if None in known else value
 
 
 @rule(CheckedSizes)
