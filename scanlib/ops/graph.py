@@ -248,14 +248,6 @@ def lifted_row(rows: Variable) -> Variable | None:
     return row if node.op.new_order == ("x", *range(row.type.ndim)) else None
 
 
-def sizes_of(variable: Variable) -> list[Variable]:
-    """Return the shape of a tensor, in constants where it is known."""
-    return [
-        variable.shape[axis] if size is None else pt.constant(size, dtype="int64")
-        for axis, size in enumerate(variable.type.shape)
-    ]
-
-
 def with_axes(variable: Variable, first: int, count: int) -> Variable:
     """Return a tensor with so many axes of size one, if any, behind its first ones."""
     return pt.expand_dims(variable, tuple(range(first, first + count))) if count > 0 else variable
