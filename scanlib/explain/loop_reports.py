@@ -30,7 +30,7 @@ from scanlib.explain.names import name_parts, step_formulas, titled
 from scanlib.explain.reasons import DRAWS, listed, obstacles_of
 from scanlib.kernels.thread_parts import wanted_threads
 from scanlib.lengths.numbers import constant_integer
-from scanlib.ops.execution import compiled_body
+from scanlib.ops.execution import BROUGHT
 from scanlib.ops.graph import before_writes, is_numeric, is_tensor
 from scanlib.ops.linker_features import data_in
 from scanlib.ops.loop import Carry, Loop, State
@@ -221,7 +221,7 @@ def _inner_loops(node: Apply, setting: Setting) -> list[LoopExplanation]:
         body = prepared_body(op, node)
         found = explain_nodes(body.toposort(), setting.of(body, data_in(body)))
     elif found and not setting.runs(node)[1]:
-        found = explain_nodes(compiled_body(op).toposort(), setting)
+        found = explain_nodes(BROUGHT["body"](op).fgraph.toposort(), setting)
     return [loop for _, loop in found]
 
 

@@ -21,12 +21,13 @@ import pytensor.tensor as pt
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Constant, Variable
 from pytensor.scalar import upcast
+from pytensor.tensor.shape import shape_tuple
 
 from scanlib.frontend.arguments import read_axis
 from scanlib.frontend.builder import called_as
 from scanlib.frontend.direct_functions import read_numbers
 from scanlib.frontend.loop_function import loop
-from scanlib.ops.graph import sizes_of, with_axes
+from scanlib.ops.graph import with_axes
 from scanlib.ops.row_ops.checked_rows import CheckedValue
 
 # Up to this order every delay is a state. Compiling takes longer with every state, and beyond
@@ -166,7 +167,7 @@ def _filter_by_scalars(
     b: Variable, a: Variable, signal: Variable, delays: Variable | None, order: int
 ) -> tuple[Variable, Variable]:
     """Filter with one state for every delay; return the signals and the last delays."""
-    start = pt.zeros(sizes_of(signal)[1:], dtype=signal.type.dtype)
+    start = pt.zeros(shape_tuple(signal)[1:], dtype=signal.type.dtype)
     starts = {f"z{k + 1}": start if delays is None else delays[k] for k in range(order)}
 
     def step(delays: dict[str, Variable], row: dict[str, Variable]) -> Any:
@@ -199,7 +200,7 @@ def _filter_by_vector(
     for vector in (b, a):
         column = pt.set_subtensor(pt.zeros(n, dtype=dtype)[: vector.shape[0] - 1], vector[1:])
         columns.append(with_axes(column, 1, row_ndim))
-    start = pt.zeros((n, *sizes_of(signal)[1:]), dtype=dtype)
+    start = pt.zeros((n, *shape_tuple(signal)[1:]), dtype=dtype)
     start = start if delays is None else pt.set_subtensor(start[:-1], delays)
 
     def step(delays: dict[str, Variable], row: dict[str, Variable]) -> Any:

@@ -149,10 +149,6 @@ def _extreme(operation: str) -> Callable[..., Value]:
     return _fold(first_or_second)
 
 
-def _clip(w: Writer, x: Value, low: Value, high: Value) -> Value:
-    return w.select(x < low, low, w.select(x > high, high, x))
-
-
 def _absolute(w: Writer, x: Value) -> Value:
     if x.type.is_float:
         return abs(x)
@@ -333,7 +329,7 @@ RULES: dict[type, Rule] = {
     ps.Sign: _sign,
     **dict.fromkeys((ps.Maximum, ps.ScalarMaximum), _extreme("gt")),
     **dict.fromkeys((ps.Minimum, ps.ScalarMinimum), _extreme("lt")),
-    ps.Clip: _clip,
+    ps.Clip: lambda w, x, low, high: w.select(x < low, low, w.select(x > high, high, x)),
     ps.Second: lambda w, x, y: y,
     ps.Identity: lambda w, x: x,
     ps.Cast: lambda w, x: x,

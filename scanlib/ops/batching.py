@@ -27,12 +27,13 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import explicit_graph_inputs, toposort
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.shape import shape_tuple
 from pytensor.tensor.subtensor import IncSubtensor
 from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import vectorize_rule
 from scanlib.lengths.batches import SIZED, common, whole_batch, with_batch
-from scanlib.ops.graph import depends_on, is_tensor, sizes_of, substitute, with_axes
+from scanlib.ops.graph import depends_on, is_tensor, substitute, with_axes
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
 from scanlib.ops.scan import Scan
@@ -174,7 +175,7 @@ class _Batcher:
         if not is_uneven and len(set(map(len, shapes))) <= 1:
             self.shape = [s for i in [*batched][:1] for s in list(self.given[i].shape)[: self.rank]]
             return
-        sizes = [tuple(sizes_of(self.given[i])[:rank]) for i, rank in batched.items()]
+        sizes = [shape_tuple(self.given[i])[:rank] for i, rank in batched.items()]
         self.shape = list(pt.broadcast_shape(*sizes, arrays_are_shapes=True))
         for i, rank in batched.items():
             rest = list(self.given[i].shape)[rank:]

@@ -1,7 +1,7 @@
 """Loops under PyTensor's C linker, whose virtual machine calls thunks straight from C.
 
-A backend registers with `register_c_thunks` a function from a node to what makes its thunk, which
-raises `NoCCodeError` where there is none. Such a node runs through `perform`, as all do where the
+A backend brings a function from a node to what makes its thunk, which raises `NoCCodeError` where
+there is none. Such a node runs through `perform`, as all do where the
 flag ``scanlib__perform`` asks for something else than ``auto``.
 """
 
@@ -15,6 +15,8 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 from pytensor.link.c.op import COp
 
+from scanlib.ops.execution import BROUGHT
+
 
 class NoCCodeError(NotImplementedError):
     """A loop has no kernels."""
@@ -25,14 +27,7 @@ class MayBeUnfitError(NoCCodeError):
 
 
 Maker = Callable[..., Any]  # as `COp.make_c_thunk`
-_finders: list[Callable[[Apply], Maker]] = []
 _makers: WeakKeyDictionary[Apply, dict[Hashable, Maker | NoCCodeError]] = WeakKeyDictionary()
-
-
-def register_c_thunks(find: Callable[[Apply], Maker]) -> Callable[[Apply], Maker]:
-    """Make `find` the one that knows how thunks of loops are made."""
-    _finders[:] = [find]
-    return find
 
 
 class PrintedOp(COp):
@@ -41,13 +36,13 @@ class PrintedOp(COp):
     def thunk_maker(self, node: Apply) -> Maker:
         """Return what makes the thunk of a node; `NoCCodeError` if there is none, or it is not
         wanted."""
-        if not _finders or config.scanlib__perform != "auto":
+        if "thunk" not in BROUGHT or config.scanlib__perform != "auto":
             raise NoCCodeError(f"{self} runs through perform")
         flags = config.scanlib__threads, config.scanlib__parallel_channels
         known, key = _makers.setdefault(node, {}), (*flags, config.scanlib__parallel_steps)
         if key not in known:
             try:
-                known[key] = _finders[0](node)
+                known[key] = BROUGHT["thunk"](node)
             except NoCCodeError as error:
                 known[key] = error
         found = known[key]

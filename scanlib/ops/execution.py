@@ -1,17 +1,12 @@
-"""How `Scan.perform` runs a loop: as a backend does, or in plain Python.
-
-A backend registers a compiler with `register_compiler`; it takes an Op and one of its nodes
-and returns a function from input values to output values.
-"""
+"""How `Scan.perform` runs a loop: as a backend does, or in plain Python; what backends bring."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
-from pytensor.graph.fg import FunctionGraph
 
 from scanlib.lengths.numbers import Steps
 from scanlib.ops.python_loop import PythonLoop
@@ -22,15 +17,28 @@ if TYPE_CHECKING:
 
 Runner = Callable[..., Sequence[Any]]
 Compiler = Callable[["LoopOp", Apply], Runner]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class NotCompilableError(Exception):
     """The body of a loop holds something that the backend cannot compile."""
 
 
-_compilers: list[Compiler] = []
-_preparers: list[Callable[[Scan], Any]] = []
+# What backends bring, once they are loaded: from an Op and a node to what `perform` runs
+# ("compiler"), from a loop to its body as that compiles it, its `fgraph` ("body"), and from a node
+# to what makes its thunk under the C linker, see `scanlib.ops.c_linker` ("thunk").
+BROUGHT: dict[str, Callable[..., Any]] = {}
 _loaders: list[Callable[[], object]] = []
+
+
+def brings(what: str) -> Callable[[F], F]:
+    """Register a function of a backend."""
+
+    def register(function: F) -> F:
+        BROUGHT[what] = function
+        return function
+
+    return register
 
 
 def register_loader(loader: Callable[[], object]) -> None:
@@ -49,32 +57,15 @@ def load_backends() -> None:
     _loaders.extend(loader for loader in waiting if loader() is False)
 
 
-def register_compiler(compiler: Compiler) -> Compiler:
-    """Make `compiler` the one that `Scan.perform` asks."""
-    _compilers[:] = [compiler]
-    return compiler
-
-
-def register_preparer(prepare: Callable[[Scan], Any]) -> Callable[[Scan], Any]:
-    """Make `prepare` what gives the body of a loop, its `fgraph`, as it is compiled."""
-    _preparers[:] = [prepare]
-    return prepare
-
-
-def compiled_body(op: Scan) -> FunctionGraph:
-    """Return the body of a loop as the compiler that `Scan.perform` asks rewrites it."""
-    return _preparers[0](op).fgraph
-
-
 def runner_for(op: Any, node: Apply) -> Runner:
     """Return the function that runs the loop `op` on values.
 
     The flag ``scanlib__perform`` decides: ``auto`` takes what the backend has, ``numba`` insists on
     the compiled loop, ``python`` never compiles.
     """
-    if config.scanlib__perform == "python" or not _compilers:
+    if config.scanlib__perform == "python" or "compiler" not in BROUGHT:
         return op.python_loop()
-    return _compilers[0](op, node)
+    return BROUGHT["compiler"](op, node)
 
 
 class LoopOp:

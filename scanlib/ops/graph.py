@@ -4,7 +4,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytensor.tensor as pt
@@ -25,6 +25,24 @@ from scanlib._compat import INDEX_WRITES
 from scanlib.lengths.numbers import constant_index, constant_place, indices_of
 
 Variables = Sequence[Variable]
+Found = TypeVar("Found")
+
+
+class ByOp(dict[type, Found]):
+    """What is known of Ops, by their class; of one that has none, what its base classes have."""
+
+    def register(self, *kinds: type) -> Callable[[Found], Found]:
+        """Register a function, as a decorator of it."""
+
+        def keep(function: Found) -> Found:
+            self.update(dict.fromkeys(kinds, function))
+            return function
+
+        return keep
+
+    def of(self, op: Op) -> Found | None:
+        """Return what is known of an Op, None if nothing is."""
+        return next((self[kind] for kind in type(op).__mro__ if kind in self), None)
 
 
 # Scalar operations that cost less than reading a number from memory, one by one.
@@ -228,14 +246,6 @@ def lifted_row(rows: Variable) -> Variable | None:
         return None
     (row,) = node.inputs
     return row if node.op.new_order == ("x", *range(row.type.ndim)) else None
-
-
-def sizes_of(variable: Variable) -> list[Variable]:
-    """Return the shape of a tensor, in constants where it is known."""
-    return [
-        variable.shape[axis] if size is None else pt.constant(size, dtype="int64")
-        for axis, size in enumerate(variable.type.shape)
-    ]
 
 
 def with_axes(variable: Variable, first: int, count: int) -> Variable:

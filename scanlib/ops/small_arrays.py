@@ -27,7 +27,7 @@ from pytensor.tensor.type import TensorType
 
 from scanlib._compat import join_of, split_of, thaw_graph
 from scanlib.lengths.numbers import constant_place
-from scanlib.ops.graph import is_cheap
+from scanlib.ops.graph import ByOp, is_cheap
 from scanlib.ops.scan import Scan
 from scanlib.ops.signature import Signature
 
@@ -151,14 +151,13 @@ class _Step:
 
     def add(self, node: Apply) -> None:
         """Do to items what a node does to arrays."""
-        for kind in type(node.op).__mro__:
-            if kind in WAYS:
-                found = WAYS[kind](self, node)
-                break
-        else:  # what any Op does to numbers
+        way = WAYS.of(node.op)
+        if way is None:  # what any Op does to numbers
             if any(getattr(v.type, "ndim", 0) for v in (*node.inputs, *node.outputs)):
                 raise WholeArrayError
             found = self.of_numbers(node)
+        else:
+            found = way(self, node)
         for out, items in zip(node.outputs, found, strict=True):
             if not 0 < items.size <= MOST_COMPUTED or max(items.shape, default=1) > self.longest:
                 raise WholeArrayError
@@ -324,25 +323,27 @@ def _dot(step: _Step, node: Apply) -> list[Items]:
 
 
 Way = Callable[[_Step, Apply], list[Items]]
-WAYS: dict[type, Way] = {
-    Elemwise: _elemwise,
-    DimShuffle: _dimshuffle,
-    Subtensor: _subtensor,
-    IncSubtensor: _inc_subtensor,
-    Join: _join,
-    Split: _split,
-    MakeVector: lambda step, node: [
-        _cast(np.stack(list(map(step.of, node.inputs))), node.outputs[0].type.dtype)
-    ],
-    CAReduce: _reduce,
-    Reshape: lambda step, node: [step.of(node.inputs[0]).reshape(_sizes(node))],
-    SpecifyShape: _specify_shape,
-    Alloc: lambda step, node: [np.broadcast_to(step.of(node.inputs[0]), _sizes(node))],
-    Shape: _shape,
-    Shape_i: lambda step, node: [_shape(step, node)[0][node.op.i : node.op.i + 1].reshape(())],
-    Dot: _dot,
-    ExtractDiag: lambda step, node: [
-        np.diagonal(step.of(node.inputs[0]), node.op.offset, node.op.axis1, node.op.axis2)
-    ],
-    AllocDiag: _alloc_diagonal,
-}
+WAYS: ByOp[Way] = ByOp(
+    {
+        Elemwise: _elemwise,
+        DimShuffle: _dimshuffle,
+        Subtensor: _subtensor,
+        IncSubtensor: _inc_subtensor,
+        Join: _join,
+        Split: _split,
+        MakeVector: lambda step, node: [
+            _cast(np.stack(list(map(step.of, node.inputs))), node.outputs[0].type.dtype)
+        ],
+        CAReduce: _reduce,
+        Reshape: lambda step, node: [step.of(node.inputs[0]).reshape(_sizes(node))],
+        SpecifyShape: _specify_shape,
+        Alloc: lambda step, node: [np.broadcast_to(step.of(node.inputs[0]), _sizes(node))],
+        Shape: _shape,
+        Shape_i: lambda step, node: [_shape(step, node)[0][node.op.i : node.op.i + 1].reshape(())],
+        Dot: _dot,
+        ExtractDiag: lambda step, node: [
+            np.diagonal(step.of(node.inputs[0]), node.op.offset, node.op.axis1, node.op.axis2)
+        ],
+        AllocDiag: _alloc_diagonal,
+    }
+)

@@ -92,7 +92,7 @@ def has_rule(op: Op) -> bool:
     if is_decomposed(op):
         return True
     core = op.core_op if isinstance(op, Blockwise) else op
-    return any(kind in RULES for kind in type(core).__mro__)
+    return RULES.of(core) is not None
 
 
 def copied_bytes(array: Array, products: Size = 0) -> Size:

@@ -8,6 +8,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.graph.basic import Variable
+from scipy.special import softmax
 
 import scanlib
 from scanlib.ops.execution import LoopOp
@@ -559,6 +560,33 @@ def test_derivatives_that_are_matrices_are_left_to_the_loop(size, mode):
         moved = value.astype(complex)
         moved[place] += 1e-30j
         np.testing.assert_allclose(found[place], plain(moved).imag / 1e-30, rtol=1e-9)
+
+
+OF_ROWS = {
+    "softmax": (lambda x, h: pt.special.softmax(x + h, axis=-1), lambda x, h: softmax(x + h, -1)),
+    "centred": (
+        lambda x, h: pt.tanh(x - h.mean(axis=-1, keepdims=True)),
+        lambda x, h: np.tanh(x - h.mean(axis=-1, keepdims=True)),
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [6, None])
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_derivatives_of_what_steps_do_to_rows_of_a_batch_are_left_to_the_loop(name, size, mode):
+    """A sum over products within a row is no matrix: as one, it would be that of its derivative,
+    for each row of each step."""
+    step, plain = OF_ROWS[name]
+    x, h0 = pt.tensor("x", shape=(None, 4, size)), pt.tensor("h0", shape=(4, size))
+    cost = (scanlib.scan(step, x, h0, return_updates=False) ** 2).sum()
+    function = pytensor.function([x, h0], pytensor.grad(cost, [x, h0]), mode=mode)
+    assert not any(isinstance(node.op, LinearScan) for node in function.maker.fgraph.apply_nodes)
+    values = {x: rng.normal(size=(3, 4, 6)), h0: rng.normal(size=(4, 6))}
+
+    def reference(x, h):
+        return sum(((h := plain(row, h)) ** 2).sum() for row in x)
+
+    assert_derivatives(cost, values, reference, mode, order=1)
 
 
 def test_sizes_that_a_step_computes_are_left_to_the_loop():

@@ -24,7 +24,8 @@ from scanlib.backends.handler.library import load_library, python_options, sourc
 from scanlib.backends.handler.programs import address, program_of, registered
 from scanlib.kernels.program import LoopProgram
 from scanlib.kernels.python_driver import compiled_runner
-from scanlib.ops.c_linker import MayBeUnfitError, NoCCodeError, register_c_thunks
+from scanlib.ops.c_linker import MayBeUnfitError, NoCCodeError
+from scanlib.ops.execution import brings
 
 COMPILED = "scanlib_compiled"  # what code calls that numba compiled
 _MEMORY = ("MemInfo_alloc_aligned", "MemInfo_data", "MemInfo_release")
@@ -142,7 +143,7 @@ def runner(program: LoopProgram) -> Callable[..., Sequence[np.ndarray]]:
     return call if len(program.outputs) > 1 else lambda *inputs: (call(*inputs),)
 
 
-@register_c_thunks
+@brings("thunk")
 def thunk_maker(node: Apply) -> Callable[..., Thunk]:
     """Return what makes the thunk of a loop; `NoCCodeError` if it has no program."""
     program = program_of(node.op, node)

@@ -61,6 +61,13 @@ def number_of(value: Any) -> Any:
     return value.value if isinstance(value, Length) else value
 
 
+def marked(values: Any, exist: Any) -> Any:
+    """Return values, or NaN where they do not exist: compiled code cannot raise an error."""
+    if not jnp.issubdtype(values.dtype, jnp.inexact):
+        return values
+    return jnp.where(exist, values, jnp.asarray(jnp.nan, values.dtype))
+
+
 class Bounded:
     """The first `length` rows of a buffer of shape (capacity, …), which are at least `low`;
     `origin` says in messages what made it."""

@@ -30,7 +30,7 @@ from scanlib._compat.jax import fgraph_to_python
 from scanlib.backends.jax.bounded import Bounded, UnknownLengthError, number_of, static_int
 from scanlib.backends.jax.kernels import is_compiled
 from scanlib.backends.jax.known_numbers import computed, may_be_known, with_bounds
-from scanlib.backends.jax.rows import ALWAYS, refuse, rule_of
+from scanlib.backends.jax.rows import ALWAYS, RULES, refuse
 from scanlib.lengths.known import is_scalar
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.linker_features import holds_scanlib_ops, needs_known_lengths
@@ -69,7 +69,7 @@ def funcify_node(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function of a node, for ordinary arrays, known numbers, and unknown lengths."""
     if type(op).__module__.startswith("scanlib."):
         return jax_funcify(op, node=node, **kwargs)
-    rule, counts = rule_of(op), may_be_known(node)
+    rule, counts = RULES.of(op), may_be_known(node)
     has_bounds = counts and all(map(is_scalar, node.outputs))
 
     @cache

@@ -39,6 +39,7 @@ from scanlib.backends.jax.bounded import (
     Bounded,
     Length,
     UnknownLengthError,
+    marked,
     number_of,
     rows_of,
     static_int,
@@ -309,13 +310,6 @@ class JAXLoop:
             elif not isinstance(value, Bounded) and i < self.signature.n_states:
                 results[i] = marked(value, taken >= self.signature.required_steps)
         return results
-
-
-def marked(rows: Any, exist: Any) -> Any:
-    """Return rows, or NaN where they do not exist: compiled code cannot raise an error."""
-    if not jnp.issubdtype(rows.dtype, jnp.inexact):
-        return rows
-    return jnp.where(exist, rows, jnp.asarray(jnp.nan, rows.dtype))
 
 
 @jax_funcify.register(AssociativeScan)

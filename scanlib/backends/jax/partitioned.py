@@ -161,9 +161,6 @@ def _partitioned(call: Function, factors: Factors, inputs: Sequence[Any]) -> lis
     def evaluate(*values: Any) -> list[Any]:
         return jax.core.eval_jaxpr(whole.jaxpr, values[count:], *values[:count])
 
-    def run_part(*values: Any) -> list[Any]:
-        return call(*values[:count])
-
     def partition(mesh: Any, inputs: Any, results: Any) -> Any:
         arrays = [*inputs, *results]
         if not all(isinstance(a.sharding, NamedSharding) for a in arrays):
@@ -178,7 +175,8 @@ def _partitioned(call: Function, factors: Factors, inputs: Sequence[Any]) -> lis
             for arrays in (known.inputs, known.outputs)
         )
         given, wanted = cut
-        return mesh, known.local(run_part, found), wanted, tuple(given)
+        own = known.local(lambda *values: call(*values[:count]), found)
+        return mesh, own, wanted, tuple(given)
 
     cut = custom_partitioning(evaluate)
     cut.def_partition(partition, sharding_rule=lambda *types: known.rule())

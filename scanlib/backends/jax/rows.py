@@ -42,6 +42,7 @@ from scanlib.backends.jax.bounded import (
     Length,
     UnknownLengthError,
     known_number,
+    marked,
     number_of,
     place_of,
     rows_of,
@@ -49,6 +50,7 @@ from scanlib.backends.jax.bounded import (
 )
 from scanlib.backends.jax.prepare import FIRST_SIZE
 from scanlib.ops.errors import SequenceLengthError
+from scanlib.ops.graph import ByOp
 from scanlib.ops.kept_axes import axes_kept
 from scanlib.ops.row_ops.checked_rows import CheckedConvergence, CheckedSizes, CheckedValue
 from scanlib.ops.row_ops.padded_rows import PaddedRows
@@ -58,11 +60,6 @@ from scanlib.ops.row_ops.triangular import TriangularFactor
 
 Plain = Callable[..., Any]
 Inputs = tuple[Any, ...]
-
-
-def rule_of(op: Any) -> Plain | None:
-    """Return the rule for an Op, None if it has none."""
-    return next((rule for kind, rule in _RULES.items() if isinstance(op, kind)), None)
 
 
 def refuse(inputs: Inputs) -> Any:
@@ -191,10 +188,7 @@ def _where_equal(bounded: list[Bounded], results: list[Any]) -> list[Bounded]:
     first, *others = {id(value.length): value.length for value in bounded}.values()
     if others:
         same = jnp.all(jnp.stack([jnp.asarray(first == other) for other in others]))
-        results = [
-            jnp.where(same, value, jnp.nan) if jnp.issubdtype(value.dtype, jnp.inexact) else value
-            for value in results
-        ]
+        results = [marked(value, same) for value in results]
     return [bounded[0].like(result) for result in results]
 
 
@@ -316,21 +310,23 @@ def _items(node: Apply, plain: Plain, inputs: Inputs) -> Any:
     return Bounded(rows[places], mask.sum(), CHOSEN)
 
 
-_RULES: dict[type, Plain] = {
-    **dict.fromkeys((Eye, Repeat, Reshape, Split), _sized),
-    **dict.fromkeys((Alloc, AllocEmpty), _alloc),
-    ARange: _arange,
-    SpecifyShape: _specify_shape,
-    Shape_i: _shape_i,
-    CheckAndRaise: _check,
-    **dict.fromkeys((DeepCopyOp, TypeCastingOp), lambda node, plain, inputs: inputs[0]),
-    **dict.fromkeys((CAReduce, DimShuffle, Dot, Elemwise), _by_rows),
-    CumOp: _cumulative,
-    Join: _join,
-    Subtensor: _subtensor,
-    IncSubtensor: _inc_subtensor,
-    **dict.fromkeys(INDEX_READS[1:] + INDEX_WRITES[1:], _items),
-}
+RULES: ByOp[Plain] = ByOp(
+    {
+        **dict.fromkeys((Eye, Repeat, Reshape, Split), _sized),
+        **dict.fromkeys((Alloc, AllocEmpty), _alloc),
+        ARange: _arange,
+        SpecifyShape: _specify_shape,
+        Shape_i: _shape_i,
+        CheckAndRaise: _check,
+        **dict.fromkeys((DeepCopyOp, TypeCastingOp), lambda node, plain, inputs: inputs[0]),
+        **dict.fromkeys((CAReduce, DimShuffle, Dot, Elemwise), _by_rows),
+        CumOp: _cumulative,
+        Join: _join,
+        Subtensor: _subtensor,
+        IncSubtensor: _inc_subtensor,
+        **dict.fromkeys(INDEX_READS[1:] + INDEX_WRITES[1:], _items),
+    }
+)
 # Rules for arrays of known length as well.
 ALWAYS = {
     _alloc, _arange, _check, _inc_subtensor, _items, _sized, _specify_shape, _subtensor,
@@ -418,9 +414,7 @@ def checked_value(op: CheckedValue, value: Any, *conditions: Any) -> Any:
     known = [static_int(condition) for condition in conditions]
     if 0 in known:
         raise op.exc_type(op.msg)
-    if None not in known or not jnp.issubdtype(value.dtype, jnp.inexact):
-        return value
-    return jnp.where(reduce(jnp.logical_and, conditions), value, jnp.nan)
+    return marked(value, reduce(jnp.logical_and, conditions)) if None in known else value
 
 
 @rule(CheckedSizes)

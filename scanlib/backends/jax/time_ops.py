@@ -39,25 +39,19 @@ from scanlib.backends.jax.time_pieces import (
     sum_rows,
     written,
 )
+from scanlib.ops.graph import ByOp
 from scanlib.ops.kept_axes import axes_kept
 from scanlib.ops.row_ops.padded_rows import PaddedRows
 from scanlib.ops.row_ops.step_products import StepProducts
 
 Rule = Callable[[Apply, list[Any], Cut], Any]
-RULES: dict[type, Rule] = {}
-
-
-def rule(*kinds: type) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(kinds, function))
-        return function
-
-    return register
+RULES: ByOp[Rule] = ByOp()
+rule = RULES.register
 
 
 def run_op(node: Apply, inputs: list[Any], cut: Cut) -> list[Any]:
     """Return the results of an Op of which an input is cut along time."""
-    found = next((RULES[kind] for kind in type(node.op).__mro__ if kind in RULES), _side_by_side)
+    found = RULES.of(node.op) or _side_by_side
     try:
         result = found(node, inputs, cut)
     except _NoRuleError:

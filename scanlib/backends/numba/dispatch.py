@@ -40,7 +40,7 @@ from scanlib.ops.execution import (
     LoopOp,
     NotCompilableError,
     Runner,
-    register_compiler,
+    brings,
 )
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.linker_features import HadLoops
@@ -124,7 +124,7 @@ class OrSteps:
             return self.run(*inputs)
 
 
-@register_compiler
+@brings("compiler")
 def runner_of(op: LoopOp, node: Apply) -> Runner:
     """Return what `perform` runs."""
     if config.scanlib__perform == "numba":

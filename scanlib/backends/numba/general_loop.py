@@ -59,7 +59,7 @@ from scanlib.ops.errors import (
     StepCountError,
     StepShapeError,
 )
-from scanlib.ops.execution import register_preparer
+from scanlib.ops.execution import brings
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.messages import Messages
@@ -412,7 +412,7 @@ class PreparedBody:
     views: set[int]
 
 
-@register_preparer
+@brings("body")
 def prepare_body(op: Scan) -> PreparedBody:
     """Rewrite a copy of the body with PyTensor's numba rewrites. A step may overwrite nothing but
     carries that nothing else holds: accumulators, random generators."""

@@ -50,46 +50,26 @@ from scanlib.kernels.language import DTYPES, Block, Type, Value, Writer
 from scanlib.kernels.scalars import NoKernelError, Number, Scalars, parts_of, real
 from scanlib.kernels.spans import itemsize, lane_pieces, load_number, store_number
 from scanlib.lengths.numbers import constant_index
+from scanlib.ops.graph import ByOp
 from scanlib.ops.messages import NodeMessages
 
 MOST_ITEMS = 4  # that are read of a result which is not stored
 MOST_CONSTANTS = 1024  # numbers of one array that a kernel writes itself
 
 Rule = Callable[["Step", Apply], None]
-RULES: dict[type, Rule] = {}
+RULES: ByOp[Rule] = ByOp()
+rule = RULES.register
 
-
-def rule(*kinds: type) -> Callable[[Rule], Rule]:
-    """Register the rule of an Op."""
-
-    def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(kinds, function))
-        return function
-
-    return register
-
-
-Writes = Callable[[Apply], list[tuple[Variable, Variable]]]
-WRITES: dict[type, Writes] = {}
-
-
-def writes(*kinds: type) -> Callable[[Writes], Writes]:
-    """Register what returns the results of an Op that may be written over what they come from,
-    which stands first in each pair."""
-
-    def register(function: Writes) -> Writes:
-        WRITES.update(dict.fromkeys(kinds, function))
-        return function
-
-    return register
-
-
+# What return the results of an Op that may be written over what they come from, which stands first
+# in each pair.
+WRITES: ByOp[Callable[[Apply], list[tuple[Variable, Variable]]]] = ByOp()
+writes = WRITES.register
 writes(*INDEX_WRITES, CheckAndRaise)(lambda node: [(node.inputs[0], node.outputs[0])])
 
 
 def written(node: Apply) -> list[tuple[Variable, Variable]]:
     """Return the arrays that a node may write into, each with what it is then."""
-    found = next((WRITES[kind] for kind in type(node.op).__mro__ if kind in WRITES), None)
+    found = WRITES.of(node.op)
     pairs = [] if found is None else found(node)
     return [pair for pair in pairs if isinstance(pair[0].type, TensorType) and pair[0].type.ndim]
 
@@ -257,7 +237,7 @@ class Step:
                 self._finish_node()
 
     def apply(self, node: Apply) -> None:
-        found = next((RULES[kind] for kind in type(node.op).__mro__ if kind in RULES), None)
+        found = RULES.of(node.op)
         if found is None:
             raise NoKernelError(f"{node.op} has no kernel for arrays")
         for variable in (*node.inputs, *node.outputs):

@@ -156,6 +156,16 @@ def _factors(node: Apply) -> list[Variable]:
     return elementwise_region(above, ())[1]
 
 
+def _is_vector(node: Apply, factor: Variable) -> bool:
+    """Whether a product has a result along axes that a factor lacks: ``Σ_j A_ij h_j`` has `i`, and
+    ``Σ_j s_j h_j`` of each row of a batch multiplies no matrix."""
+    op, ndim = core_op(node), factor.type.ndim
+    if not isinstance(op, CAReduce):
+        return True
+    reduced = range(ndim) if op.axis is None else op.axis
+    return any(factor.type.broadcastable[axis] for axis in {*range(ndim)}.difference(reduced))
+
+
 def _makes_matrix(variable: Variable) -> bool:
     """Whether functions such as `exp` make a matrix."""
     node = variable.owner
@@ -516,7 +526,7 @@ class _Search:
         varying = depends_on(targets, self.rows)
         for node in toposort(targets):
             factors = _factors(node)
-            if dependent.isdisjoint(factors):
+            if not any(factor in dependent and _is_vector(node, factor) for factor in factors):
                 continue
             for factor in factors:
                 is_row = factor in varying and factor not in dependent

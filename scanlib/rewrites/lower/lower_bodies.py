@@ -33,7 +33,6 @@ from scanlib.rewrites.edit import replace
 from scanlib.rewrites.lower.canonical_loop import additions_as_sums, split_sums
 from scanlib.rewrites.over_time.written_rows import join_slices
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
-from scanlib.rewrites.simplify.last_rows import forget_rows
 
 POSITION = 1.6665  # of this rewrite among PyTensor's
 INNER_POSITION = 1.6667  # of the last one that the steps get
@@ -178,7 +177,6 @@ class LowerBodies(LowersLoops):
         if not bound_sizes(loop) and not changed:
             return False
         loop.drop_unread_inputs()
-        forget_rows(loop)
         new = dict(zip(node.outputs, loop.apply().node.outputs, strict=True))
         replace(fgraph, new, "scanlib_lower_bodies")
         return True

@@ -15,15 +15,14 @@ from functools import partial
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.traversal import ancestors
 from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.subtensor import Subtensor
 
 from scanlib._compat import IfElse
 from scanlib.lengths.arrays import slice_of
 from scanlib.lengths.numbers import constant_index, indices_of
-from scanlib.ops.graph import before_writes, lifted_row, row_type
-from scanlib.ops.loop import Carry, Loop, Output, Part, Sequence, State
+from scanlib.ops.graph import before_writes, lifted_row
+from scanlib.ops.loop import Carry, Loop, Output, Part, State
 from scanlib.ops.loop_rewrite import LoopRewrite
 from scanlib.ops.row_ops.checked_rows import CheckedValue
 from scanlib.ops.scan import Scan
@@ -99,26 +98,6 @@ def value_of_rows(
     if offset is None:
         return None
     return state.next if offset == 0 else state.taps.get(offset)
-
-
-def forget_rows(loop: Loop) -> None:
-    """Let a loop whose only sequence is a history, of which it reads no row, take as many steps as
-    the loop that makes that; it is edited."""
-    if loop.n_steps is not None or len(loop.sequences) != 1:
-        return
-    (part,) = loop.sequences
-    view = part.outer.owner
-    maker = view.inputs[0].owner if view is not None and view.inputs else None
-    if maker is None or not is_loop(maker) or part.row in ancestors(loop.body_outputs()):
-        return
-    results = dict(zip(maker.outputs, Loop.from_node(maker).parts, strict=True))
-    steps = maker.op.steps_of(maker)
-    if steps.may_stop or value_of_rows(part.outer, results, maker.op.signature.reverse) is None:
-        return
-    if steps.n_steps is None:
-        loop.sequences = [Sequence(steps.sequences[0], row_type(steps.sequences[0])())]
-    else:
-        loop.n_steps, loop.sequences = steps.n_steps, []
 
 
 def last_row_reads(
