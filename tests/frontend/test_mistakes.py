@@ -503,6 +503,7 @@ def test_what_inner_loops_round_into_a_filled_array_is_a_warning():
     def fill(table, i):
         def step(table, j):
             return (table[i + 1, j + 1].set(x[j] + table[i, j]), None)
+
         return scanlib.loop(step, table, pt.arange(size))
 
     with pytest.warns(UserWarning, match=r"init is float32, .* float64, is rounded"):
