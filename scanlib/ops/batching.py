@@ -15,18 +15,22 @@ run, which the mask among its sequences tells it (`scanlib.ops.row_ops.ran_steps
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import vectorize_graph
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import vectorize_rule
+from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.batches import common, whole_batch, with_batch
+from scanlib.lengths.numbers import only_cut
 from scanlib.ops.graph import is_tensor, sizes_of, substitute, with_axes
 from scanlib.ops.loop import Carry, Loop, State
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
@@ -58,6 +62,32 @@ def with_whole_batches(outputs: list[Variable]) -> list[Variable]:
             whole = dict(zip(node.outputs, new, strict=True))
             return with_whole_batches(substitute(outputs, whole))
     return outputs
+
+
+def items_of_slices(outputs: list[Variable], batched: Collection[Variable]) -> list[Variable]:
+    """Read and write ``x[k : k + n]`` item by item, where `k` is another one for each member of a
+    batch: the slices of a batch make no array. One that does not lie in `x` is an error."""
+    lengths, found = Lengths(), dict[Variable, Variable]()
+    for node in toposort(outputs, blockers=batched):
+        cut = only_cut(node) if isinstance(node.op, Subtensor | IncSubtensor) else None
+        if cut is None or not isinstance(cut[1], slice) or cut[1].step is not None:
+            continue
+        (axis, index), array = cut, node.inputs[0]
+        if not isinstance(index.start, Variable) or index.stop is None:
+            continue
+        n = (lengths.integer(index.stop) - lengths.integer(index.start)).constant
+        if n is None or n <= 0 or set(batched).isdisjoint(ancestors([index.start])):
+            continue
+        # What counts from behind is empty, if it begins before the end and ends at the first item.
+        first, size = pt.as_tensor(index.start), array.shape[axis]
+        first = pt.switch((first < 0) & (first + n >= 0), size, first)
+        new = array[(*(slice(None),) * axis, first + np.arange(n))]
+        if isinstance(node.op, IncSubtensor):
+            write = new.set if node.op.set_instead_of_inc else new.inc
+            new = write(node.inputs[1])
+        (made,) = substitute([new], found)
+        found[node.outputs[0]] = node.outputs[0].type.filter_variable(made, allow_convert=True)
+    return substitute(outputs, found)
 
 
 def batch_of(node: Apply, write: Callable[[Apply], list[Variable] | None]) -> list[Variable] | None:
@@ -179,12 +209,12 @@ class _Batcher:
     def spread(self, batched: set[State | Carry]) -> list[Variable]:
         """Vectorize the body until no further state becomes batched; return its results."""
         loop = self.loop
-        cores = loop.body_outputs()
         while True:
             for part in loop.recurrent:
                 if part in batched:
                     new = {v: _batch_of(v, self.rank) for v in part.taps.values()}
                     self.replacements = new | self.replacements
+            cores = items_of_slices(loop.body_outputs(), self.replacements)
             vectorized = with_whole_batches(vectorize_graph(cores, self.replacements))
             results = self.op.signature.split_body_outputs(vectorized)
             if self.masks or (results.stop is not None and results.stop.type.ndim):
