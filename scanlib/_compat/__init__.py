@@ -9,10 +9,11 @@ its reason; ``docs/upstream.md`` has what is changed in PyTensor itself, as prop
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import numpy as np
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import optdb
 from pytensor.graph import features as features_module
@@ -31,7 +32,7 @@ from pytensor.tensor.rewriting import shape as shape_rewrites
 from pytensor.tensor.rewriting import subtensor as subtensor_rewrites
 from pytensor.tensor.rewriting.basic import local_scalar_tensor_scalar, local_tensor_scalar_tensor
 from pytensor.tensor.rewriting.blockwise import local_useless_unbatched_blockwise
-from pytensor.tensor.rewriting.math import local_mul_specialize
+from pytensor.tensor.rewriting.math import local_mul_canonizer, local_mul_specialize
 
 F = TypeVar("F", bound=Feature)
 
@@ -151,6 +152,25 @@ def _index_one_item(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
                 return None
     return _index_dropped(fgraph, node)
 
+
+def _multiply_exactly(num: list[Any], denum: list[Any], *rest: Any, **options: Any) -> Any:
+    """Multiply constants, integers of 64 bits as such.
+
+    PyTensor divides by the product of no denominators, in double precision: what is not to be
+    found among the multiples of 2, 4, … from 2**53 on is rounded, as are most multipliers of hashes
+    and generators.
+    """
+    made = _multiply(num, denum, *rest, **options)
+    out_type = options.get("out_type")
+    if denum or not num or out_type is None or out_type.dtype not in ("int64", "uint64"):
+        return made
+    with np.errstate(over="ignore"):
+        exact = reduce(np.multiply, num, np.asarray(1, out_type.dtype))
+    return made and [exact] if options.get("aslist") else exact
+
+
+_multiply = local_mul_canonizer.calculate
+local_mul_canonizer.calculate = _multiply_exactly
 
 _index_dropped = uncanonicalize.local_dimshuffle_subtensor.fn
 uncanonicalize.local_dimshuffle_subtensor.fn = _index_one_item

@@ -8,7 +8,7 @@ step is traced again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytensor.tensor as pt
@@ -16,13 +16,15 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.type import Type
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import INDEX_WRITES
 from scanlib.frontend.arguments import OutputArgument
 from scanlib.frontend.values import advice, warn
 from scanlib.ops.graph import is_tensor
-from scanlib.ops.loop import Carry, State
+from scanlib.ops.loop import Carry, Loop, Output, State
+from scanlib.ops.scan import Scan
 
 
 def wanted_type(
@@ -109,21 +111,37 @@ def adapt_initial(
 def warn_of_rounding(where: str, state: State | Carry) -> None:
     """Warn of an array that PyTensor has filled with a number in the smallest float type that holds
     it, where a step writes wider numbers into it."""
-    filled, array = state.initial.owner, state.next
-    while filled is not None and isinstance(filled.op, DimShuffle):
+    filled = state.initial.owner
+    while filled is not None and isinstance(filled.op, (DimShuffle, *INDEX_WRITES)):
         filled = filled.inputs[0].owner
     if filled is None or not isinstance(filled.op, Alloc):
         return
-    while array.owner is not None and isinstance(array.owner.op, INDEX_WRITES):
-        array, written = array.owner.inputs[:2]
-        theirs, mine = written.type.dtype, array.type.dtype
-        if isinstance(filled.inputs[0], Constant) and not np.can_cast(theirs, mine, "safe"):
+    mine, is_number = state.type.dtype, isinstance(filled.inputs[0], Constant)
+    for theirs in (written.type.dtype for written in _writes(state.next)):
+        if is_number and not np.can_cast(theirs, mine, "safe"):
             warn(
                 f"{where} is {mine}, since PyTensor fills arrays in the smallest dtype that holds "
                 f"the number, and what the step writes into it, {theirs}, is rounded; give the "
                 f"initial value with dtype={theirs!r}"
             )
             return
+
+
+def _writes(array: Variable) -> Iterator[Variable]:
+    """Yield what a step writes into an array, also by loops of its own."""
+    while (node := array.owner) is not None:
+        if isinstance(node.op, INDEX_WRITES):
+            yield node.inputs[1]
+        elif isinstance(node.op, Scan):
+            part = Loop.from_node(node).parts[node.outputs.index(array)]
+            if isinstance(part, Output):
+                return
+            yield from _writes(part.next)
+            array = part.initial
+            continue
+        elif not isinstance(node.op, DimShuffle | Subtensor):
+            return
+        array = node.inputs[0]
 
 
 def _cast(rows: Variable, dtype: str) -> Variable:

@@ -210,7 +210,7 @@ _INSTEAD = {
         "pt.cast, of `round` pt.round, of `math` functions of pytensor.tensor, such as pt.exp, of "
         f"`range` another loop; {_READ_TABLE}."
     ),
-    "setting an array element|only integers, slices": (
+    "setting an array element|only integers, slices|Unsupported dtype .* object": (
         "NumPy knows no symbols: write functions of pytensor.tensor, such as pt.where and "
         f"pt.stack; {_READ_TABLE}."
     ),

@@ -579,7 +579,8 @@ class Scalars:
     def _composite(self, node: Apply, inputs: list[Number]) -> list[Number]:
         graph = node.op.fgraph
         with self.scope():
-            self.values.update(zip(graph.inputs, inputs, strict=True))
+            # Frozen graphs share variables: what stands around has the same names for others.
+            self.values = dict(zip(graph.inputs, inputs, strict=True))
             self.emit(graph.outputs)
             return [self.number(out) for out in graph.outputs]
 

@@ -14,6 +14,7 @@ import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.scalar.basic import Cast, Identity
 from pytensor.tensor.basic import (
+    Alloc,
     ARange,
     ScalarFromTensor,
     TensorFromScalar,
@@ -98,17 +99,34 @@ def measured(size: Variable) -> tuple[Variable, int] | None:
     op, source = node.op, node.inputs[0]
     if isinstance(op, Shape_i):
         return source, op.i
-    if isinstance(op, Subtensor) and source.owner is not None:
-        index = indices_of(node)
-        if isinstance(source.owner.op, Shape) and len(index) == 1:
-            (array,), known = source.owner.inputs, constant_index(index[0])
-            return None if known is None else (array, known % array.type.ndim)
+    if isinstance(op, Subtensor) and source.type.ndim == 1 and not size.type.ndim:
+        place = constant_index(indices_of(node)[0])
+        return None if place is None else _measured_item(source, place)
     if isinstance(op, DimShuffle) and not size.type.ndim and source.owner is not None:
         # The shape of a vector, without its axis.
         return (source.owner.inputs[0], 0) if isinstance(source.owner.op, Shape) else None
     is_same = isinstance(op, TensorFromScalar | ScalarFromTensor)
     if is_same or isinstance(getattr(op, "scalar_op", op), Cast | Identity):
         return measured(source)
+    return None
+
+
+def _measured_item(sizes: Variable, place: int) -> tuple[Variable, int] | None:
+    """Return the array and the axis whose length an item of a vector of sizes is; `vectorize_graph`
+    cuts off those of the batch and repeats the others."""
+    node = sizes.owner
+    if node is None or not node.inputs:
+        return None
+    source = node.inputs[0]
+    if isinstance(node.op, Shape):
+        return source, place % source.type.ndim
+    if isinstance(node.op, Alloc) and source.type.broadcastable == (False,):
+        return _measured_item(source, place)
+    if isinstance(node.op, Subtensor) and source.type.ndim == 1:
+        (rest,) = indices_of(node)
+        first = constant_index(rest.start)
+        if rest == slice(rest.start, None) and first is not None and first >= 0:
+            return _measured_item(source, place + first if place >= 0 else place)
     return None
 
 

@@ -206,6 +206,10 @@ def test_the_note_says_how_vectors_are_taken_apart(walk):
         (lambda v, h: math.exp(h), "of `math` functions of pytensor.tensor, such as pt.exp"),
         (lambda v, h: sum(h for _ in range(v)), "of `range` another loop; pt.as_tensor(table)[i]"),
         (lambda v, h: h * len(f"{v:.2f}"), "symbols where Python wants values."),
+        (
+            lambda v, h: np.dot(np.eye(2), pt.stack([h, v])) * v,
+            "NumPy knows no symbols: write functions of pytensor",
+        ),
         (lambda v, h: np.where(v > h, v, h), "NumPy knows no symbols: write functions of pytensor"),
         (lambda v, h: pt.ones(3)[v], "Write pt.cast(i, 'int64') for an index"),
         (lambda v, h: h + None, "None has no value: without `xs` a row is None"),

@@ -495,6 +495,21 @@ def test_what_is_rounded_into_a_filled_array_is_a_warning(fill, dtype, change):
         scanlib.loop(lambda h, x: (change(h, 1, x), None), pt.full(3, fill), pt.dvector())
 
 
+def test_what_inner_loops_round_into_a_filled_array_is_a_warning():
+    """The table of `for i: for j: D[i, j] = …`, whose first item is set before the loops."""
+    x = pt.dvector("x")
+    size = x.shape[0]
+
+    def fill(table, i):
+        def step(table, j):
+            return (table[i + 1, j + 1].set(x[j] + table[i, j]), None)
+
+        return scanlib.loop(step, table, pt.arange(size))
+
+    with pytest.warns(UserWarning, match=r"init is float32, .* float64, is rounded"):
+        scanlib.loop(fill, pt.full((size + 1, size + 1), np.inf)[0, 0].set(0), pt.arange(size))
+
+
 def test_arrays_that_hold_what_is_written_are_no_warning():
     with warnings.catch_warnings(action="error"):
         for initial in (pt.zeros(3), pt.full(3, 0.5, dtype="float64"), np.ones(3, "float32")):

@@ -196,3 +196,18 @@ def test_products_of_integers_wrap_before_they_are_added_to_floats(mode):
     sequences = [np.ones((40, 2)), np.full((40, 2), 7, "int8")]
     states = [np.array([100, -90], "int8"), np.zeros(2)]
     check(lambda xp, y, k, c, h: [c + k, c * k + y], sequences, states, MODES[mode])
+
+
+@pytest.mark.parametrize("dtype", ["uint64", "int64"])
+def test_multipliers_of_64_bits_are_exact(dtype, mode):
+    """A linear congruential generator; PyTensor's rewrites round its constant to a double."""
+    start, factor, shift = (np.array(v, dtype) for v in (42, 6364136223846793005, 2**60 + 1))
+    h = pt.scalar("h", dtype=dtype)
+    _, ys = scanlib.loop(lambda h, _: (factor * h + shift,) * 2, h, None, length=5)
+    expected = []
+    with np.errstate(over="ignore"):
+        for _ in range(5):
+            start = factor * start + shift
+            expected.append(start)
+    start = np.array(42, dtype)
+    assert_array_equal(pytensor.function([h], ys, mode=mode)(start), expected)

@@ -271,3 +271,14 @@ def test_composites_are_written_node_by_node():
     interpreted(kernel, [*values, again])
     np.testing.assert_array_equal(result, again)
     np.testing.assert_allclose(result, np.exp(values[0]) * values[1] + 1.0, rtol=1e-15)
+
+
+def test_composites_inside_of_composites_have_variables_of_their_own():
+    """Equal graphs that are frozen share them: the square of `x` is none of what `inner` takes."""
+    x = ps.float64("x")
+    inner = ps.Composite([x], [ps.sqr(ps.sqr(x))])
+    square = ps.sqr(x)
+    node = ps.Composite([x], [square + inner(0.25 * square)]).make_node(x)
+    values, result = np.linspace(1, 2, 9), np.empty(9)
+    by_llvm(kernel_of(node, 9), [values, result])
+    np.testing.assert_allclose(result, values**2 + values**8 / 256, rtol=1e-14)

@@ -543,6 +543,36 @@ def test_pieces_by_the_shape_of_a_state(fast_mode):
     check_rows([trace, gradient], [x], [rng.normal(size=(3, 4, 3))], (1,), fast_mode)
 
 
+def slices_from_data():
+    """Three items that the data say where to find, read, and written where another one says."""
+    x, places = pt.dvector("x"), pt.lmatrix("places")
+
+    def step(h, k):
+        seen = 0.7 * h[2 * k[0] : 2 * k[0] + 3] + h[0]
+        return h[k[1] : k[1] + 3].set(seen), (h[k[1] : k[1] + 3] ** 2).sum()
+
+    h, y = scanlib.loop(step, x, places)
+    return [x, places], [h, y, pytensor.grad((h**3).sum() + y.sum(), x)]
+
+
+def test_slices_that_begin_elsewhere_in_each_member(mode):
+    inputs, outputs = slices_from_data()
+    places = np.stack([rng.integers(0, 3, (3, 5)), rng.integers(-7, -3, (3, 5))], axis=2)
+    check_rows(outputs, inputs, [rng.normal(size=(3, 7)), places], (1, 1), mode)
+
+
+@pytest.mark.parametrize("first", [5, -2])
+def test_slices_of_a_batch_that_reach_beyond_an_end(first, fast_mode):
+    """They end there, as in one loop, and have fewer items than what is written."""
+    inputs, outputs = slices_from_data()
+    batches = {v: batched(v, 1) for v in inputs}
+    f = pytensor.function(
+        [*batches.values()], vectorize_graph(outputs[:2], batches), mode=fast_mode
+    )
+    with pytest.raises(ValueError, match="(?i)shape"):
+        f(np.ones((2, 7)), [[[0, 0]], [[0, first]]])
+
+
 COMPOSED = {
     "logarithm of a sum": lambda x, h: x + pt.logsumexp(h[:, None] + x, axis=0),
     "xlogy": lambda x, h: pt.tanh(pt.special.xlogy(h, pt.abs(x)) + x),

@@ -307,3 +307,21 @@ def test_loops_over_members_that_end_by_themselves():
     f = pytensor.function([batch], results, mode=ADOPTING["py"])
     assert any(is_batch(node.op) for node in f.maker.fgraph.apply_nodes)
     np.testing.assert_allclose(f([[0.7, 0.7, 0.7]]), [0.25 * 0.7 + 0.5 * 1.4 + 2.1])
+
+
+def test_gradients_of_steps_that_take_a_jacobian():
+    """The batch repeats the sizes that a member's buffers are made of."""
+    x, batch = pt.dvector("x"), pt.dmatrix("batch")
+
+    def step(h, x):
+        moved = pt.stack([h[0] + 0.1 * h[1], h[1] - 0.1 * pt.sin(h[0])])
+        return pytensor.gradient.jacobian(moved, h) @ h + x, None
+
+    final, _ = scanlib.loop(step, pt.constant([0.5, 0.0]), x)
+    gradient = pytensor.grad((final**2).sum(), x)
+    batched = vectorize_graph(gradient, {x: batch})
+    values = rng.normal(size=(2, 4))
+    f = pytensor.function([batch], batched, mode=ADOPTING["c"])
+    assert_adopted(f)
+    one = pytensor.function([x], gradient, mode=MODES["py"])
+    assert_same([f(values)], [np.stack([one(row) for row in values])])
