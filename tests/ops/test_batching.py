@@ -569,7 +569,7 @@ def test_slices_of_a_batch_that_reach_beyond_an_end(first, fast_mode):
     f = pytensor.function(
         [*batches.values()], vectorize_graph(outputs[:2], batches), mode=fast_mode
     )
-    with pytest.raises(ValueError, match="(?i)shape"):
+    with pytest.raises(ValueError, match=r"(?i)shape"):
         f(np.ones((2, 7)), [[[0, 0]], [[0, first]]])
 
 
