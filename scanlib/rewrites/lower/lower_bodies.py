@@ -4,6 +4,10 @@ A kernel of a loop calls the kernels of the loops in its step (`scanlib.schedule
 the step gets all rewrites up to here, as what stands around loops does: what leaves an inner loop
 is computed by the step, and an inner loop and its gradient share what both compute. What an inner
 loop adds up starts from what the loop around has, so that no step makes zeros and adds those.
+
+A kernel takes memory before its first step, for the largest array that a step makes. Where sizes,
+or numbers of steps, are rows of a sequence, the step is told between which numbers all of them are
+(`bound_sizes`).
 """
 
 from __future__ import annotations
@@ -164,13 +168,13 @@ _LOWER = {
 
 
 class LowerBodies(LowersLoops):
-    """Join slices and lower loops in the steps of loops."""
+    """Join slices, lower loops and bound sizes in the steps of loops."""
 
     @staticmethod
     def lower(fgraph: FunctionGraph, node: Apply) -> bool:
         is_derivative = node.op.signature.reverse
-        changed = Scan | Alloc | ARange | (IncSubtensor if is_derivative else Scan)
-        if not any(isinstance(n.op, changed) for n in node.op.body.apply_nodes):
+        kinds = Scan | Alloc | ARange | (IncSubtensor if is_derivative else Scan)
+        if not any(isinstance(n.op, kinds) for n in node.op.body.apply_nodes):
             return False
         loop = Loop.from_node(node)
         changed = _LOWER[is_derivative](loop)
