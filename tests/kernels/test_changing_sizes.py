@@ -263,6 +263,18 @@ def test_sizes_by_rows_of_a_sequence(fast_mode, step, plain, rows, numbers):
         assert_kernels(pytensor.function([value, x], gradients, mode=fast_mode))
 
 
+def test_memory_for_sizes_whose_largest_are_of_different_steps(fast_mode):
+    """An array by both would have 10^12 numbers; those that steps make have 10^6."""
+    columns = pt.lvector("columns")
+
+    def step(rows, columns, total):
+        return total + pt.cumsum(pt.zeros((rows, columns)) + total, axis=0).sum() / 1e6
+
+    trace = scan(step, [k, columns], pt.ones(()))
+    function = pytensor.function([k, columns], trace, mode=fast_mode)
+    assert_same([function([10**6, 1], [1, 10**6])], [np.array([500_001.5, 1_000_003.0])])
+
+
 # Generated steps
 
 

@@ -149,11 +149,22 @@ def _limits_of_product(parts: Sequence[Limits], of_sizes: bool) -> Limits:
             others.append((low, high))
     low, high = others[0] if len(others) == 1 else (None, None)
     if len(others) > 1 and of_sizes:
-        high = _of_all("mul", [most for _, most in others])
+        highs = [most for _, most in others]
+        free = [most for most in highs if most is not None and not _is_of_arrays(most)]
+        high = _of_all("mul", highs) if len(free) < 2 else None
     if factor < 0:
         low, high = high, low
     ends = [None if end is None else product(factor, end) for end in (low, high)]
     return (factor, factor) if not others else (ends[0], ends[1])
+
+
+def _is_of_arrays(size: Size) -> bool:
+    """Whether memory for a size is there already, as that of an array. Of two numbers the largest
+    may be of different steps, and an array by both larger than any that a step makes."""
+    if isinstance(size, Expression):
+        some = any if size.operation == "min" else all
+        return some(map(_is_of_arrays, size.parts[2 * (size.operation == "equal") :]))
+    return not isinstance(size, Given) or size.kind != "value"
 
 
 def _of_all(operation: str, ends: Sequence[Size | None]) -> Size | None:
