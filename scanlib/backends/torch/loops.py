@@ -86,6 +86,10 @@ class TorchLoop(PythonLoop):
 # CUDA devices
 
 
+def is_cuda(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
 class CudaRunner:
     """Runs an Op by its kernels."""
 
@@ -102,7 +106,7 @@ class CudaRunner:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Return the results; None where the Op has no kernel, or it cannot be compiled."""
         device = inputs[0].device
-        driver = find_driver() if self.works and device.type == "cuda" else None
+        driver = find_driver() if self.works and is_cuda(device) else None
         if driver is None:
             return None
         n_steps = int(inputs[0]) if self.first else None
@@ -168,13 +172,17 @@ def _converted(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
 # All devices
 
 
+def is_on_cpu(tensors: Sequence[torch.Tensor]) -> bool:
+    return all(tensor.is_cpu for tensor in tensors)
+
+
 def on_any_device(op: Any, node: Apply, portable: Run) -> Run:
     """Return the function that runs a kernel where there is one, and `portable` elsewhere."""
     on_cpu = None if config.scanlib__perform == "python" else host.compiled(op, node)
     on_cuda = CudaRunner(op)
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        if on_cpu is not None and all(tensor.is_cpu for tensor in inputs):
+        if on_cpu is not None and is_on_cpu(inputs):
             return on_cpu(inputs)
         device = device_of(inputs)
         tensors = [tensor.to(device) for tensor in inputs]
