@@ -156,6 +156,7 @@ def test_sizes_that_are_bounded_by_arithmetic(fast_mode, m):
         low = pt.maximum(k, 1)
         before = pt.cumsum(h)
         sizes = pt.minimum(k, most) + 1, 6 - low, pt.clip(k, 0, 2) - (-most), 9 + -low
+        sizes = *sizes, low // 2, k % 3
         parts = [pt.arange(pt.maximum(n, 0)).sum() for n in sizes]
         return pt.tanh(before - pt.cumsum(before)[::-1] + 0.01 * sum(parts))
 
@@ -167,6 +168,7 @@ def test_sizes_that_are_bounded_by_arithmetic(fast_mode, m):
     for number in numbers:
         low, before = max(number, 1), np.cumsum(state)
         sizes = min(number, m) + 1, 6 - low, np.clip(number, 0, 2) + m, 9 - low
+        sizes = *sizes, low // 2, number % 3
         parts = [np.arange(max(n, 0)).sum() for n in sizes]
         state = np.tanh(before - np.cumsum(before)[::-1] + 0.01 * sum(parts))
         expected.append(state)

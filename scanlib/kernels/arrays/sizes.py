@@ -191,6 +191,11 @@ def limits_of_node(node: Apply, parts: Sequence[Limits]) -> Limits:
     if isinstance(scalar, ps.Cast):
         is_whole = is_wide and np.can_cast(node.inputs[0].type.dtype, "int64")
         return parts[0] if is_whole else (None, None)
+    if isinstance(scalar, ps.IntDiv | ps.Mod):
+        by = parts[1][0]
+        if not isinstance(by, int) or by <= 0 or by != parts[1][1]:
+            return None, None
+        return limits_of("quotient", parts) if isinstance(scalar, ps.IntDiv) else (0, by - 1)
     operation = _OPERATIONS.get(type(scalar), "")
     if operation == "choice":  # the limits of a clip may be swapped
         return limits_of(operation, parts[1:])
