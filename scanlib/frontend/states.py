@@ -114,11 +114,12 @@ def warn_of_rounding(where: str, state: State | Carry) -> None:
     filled = state.initial.owner
     while filled is not None and isinstance(filled.op, (DimShuffle, *INDEX_WRITES)):
         filled = filled.inputs[0].owner
-    if filled is None or not isinstance(filled.op, Alloc):
+    is_full = filled is not None and isinstance(filled.op, Alloc)
+    if not is_full or not isinstance(filled.inputs[0], Constant):
         return
-    mine, is_number = state.type.dtype, isinstance(filled.inputs[0], Constant)
+    mine = state.type.dtype
     for theirs in (written.type.dtype for written in _writes(state.next)):
-        if is_number and not np.can_cast(theirs, mine, "safe"):
+        if not np.can_cast(theirs, mine, "safe"):
             warn(
                 f"{where} is {mine}, since PyTensor fills arrays in the smallest dtype that holds "
                 f"the number, and what the step writes into it, {theirs}, is rounded; give the "
