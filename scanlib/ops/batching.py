@@ -24,7 +24,7 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import vectorize_graph
-from pytensor.graph.traversal import explicit_graph_inputs, toposort
+from pytensor.graph.traversal import toposort
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.shape import shape_tuple
@@ -34,7 +34,7 @@ from pytensor.tensor.type import integer_dtypes
 from scanlib._compat import vectorize_rule
 from scanlib.lengths.batches import SIZED, common, whole_batch, with_batch
 from scanlib.ops.graph import depends_on, is_tensor, substitute, with_axes
-from scanlib.ops.loop import Carry, Loop, NonSequence, Output, Sequence, State
+from scanlib.ops.loop import Carry, Loop, State, map_rows
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
 from scanlib.ops.scan import Scan
 from scanlib.ops.shapes import stacked_row_shapes
@@ -103,16 +103,12 @@ def _by_rows(
     """Return what a step computes of batches, by a loop over their rows."""
     if not rank:
         return substitute(outputs, replacements)
-    loop = Loop(function="map")
     rows = {core: _batch_of(core, rank - 1) for core in replacements}
-    loop.sequences = [Sequence(replacements[core], row) for core, row in rows.items()]
     varying = depends_on(outputs, list(rows))
     chosen = [out for out in outputs if out in varying]
-    own = [v for v in explicit_graph_inputs(chosen) if v not in rows]
-    kept = {v: v.clone() for v in own}
-    loop.non_sequences = [NonSequence(v, inner) for v, inner in kept.items()]
-    loop.outputs = list(map(Output, _by_rows(substitute(chosen, kept), rows, rank - 1)))
-    found = dict(zip(chosen, loop.apply().outputs, strict=True))
+    pairs = [(replacements[core], row) for core, row in rows.items()]
+    values = map_rows(pairs, _by_rows(chosen, rows, rank - 1), function="map")
+    found = dict(zip(chosen, values, strict=True))
     return [found.get(out, out) for out in outputs]
 
 

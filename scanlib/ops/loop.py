@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.traversal import ancestors, graph_inputs
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import copy_graph, freeze_graph
 from scanlib.ops.checkpoint_schedules import Schedule
 from scanlib.ops.expressions import describe
-from scanlib.ops.graph import conform, substitute
+from scanlib.ops.graph import Variables, conform, substitute
 from scanlib.ops.messages import Messages
 from scanlib.ops.scan import RandomScan, Scan
 from scanlib.ops.signature import Labels, OuterInputs, Signature
@@ -338,3 +338,17 @@ def past_rows(history: Variable, depth: int, lag: int, reverse: bool) -> Variabl
     """Return the rows of a history that steps read, or with lag 0 write: one for each step."""
     first, last = (lag, lag - depth) if reverse else (depth - lag, -lag)
     return history[first or None : last or None]
+
+
+def map_rows(
+    rows: Iterable[tuple[Variable, Variable]], values: Variables, **labels: Any
+) -> list[Variable]:
+    """Return what each step of a loop without states computes: `rows` are arrays, and what stands
+    for a row of each in `values`, which may read what is the same at all steps."""
+    loop = Loop(sequences=[Sequence(*pair) for pair in rows], **labels)
+    own = [part.row for part in loop.sequences]
+    read = [v for v in graph_inputs(values, own) if v not in own and not isinstance(v, Constant)]
+    inner = {v: v.type() for v in read}
+    loop.non_sequences = list(map(NonSequence, inner, inner.values()))
+    loop.outputs = [Output(v) for v in substitute(values, inner)]
+    return loop.apply().outputs

@@ -19,16 +19,14 @@ from typing import Any, ClassVar
 
 import pytensor.gradient as pg
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.rewriting.basic import node_rewriter
-from pytensor.graph.traversal import graph_inputs
 
 from scanlib.ops.gradient.step_pullback import is_usable
 from scanlib.ops.graph import Variables, conform, row_type, substitute
-from scanlib.ops.loop import Loop, NonSequence, Output, Results
-from scanlib.ops.loop import Sequence as SequencePart
+from scanlib.ops.loop import Loop, Results, map_rows
 from scanlib.ops.lowered.solved_loop import SolvedLoop
 from scanlib.ops.scan import Scan
 
@@ -101,15 +99,7 @@ def at_all_steps(rows: Sequence[Pair], values: Sequence[Variable], name: str) ->
     `rows` are arrays, and what stands for a row of each in `values`: what one step computes, of
     rows and of what is the same at all steps.
     """
-    own = [row for _, row in rows]
-    loop = Loop(sequences=[SequencePart(*pair) for pair in rows], name=name, function=AT_ALL_STEPS)
-    captured = [
-        v for v in graph_inputs(values, own) if v not in own and not isinstance(v, Constant)
-    ]
-    inner = {v: v.type() for v in captured}
-    loop.non_sequences = [NonSequence(v, inner[v]) for v in captured]
-    loop.outputs = [Output(v) for v in substitute(values, inner)]
-    return loop.apply().outputs
+    return map_rows(rows, values, name=name, function=AT_ALL_STEPS)
 
 
 def computes_all_steps(node: Apply) -> bool:
