@@ -21,7 +21,6 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
-from pytensor.tensor.type import integer_dtypes
 
 from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.forms import LengthForm
@@ -29,7 +28,7 @@ from scanlib.lengths.numbers import constant_integer, indices_of, is_range
 from scanlib.ops.graph import (
     before_writes,
     depends_on,
-    is_tensor,
+    is_integer,
     lifted_row,
     row_type,
     substitute,
@@ -245,7 +244,7 @@ def _counts(loop: Loop, lengths: Lengths) -> tuple[dict[Variable, _Count], _Step
             (steps.exact if view.is_whole else steps.most).append(most)
     for state in [] if loop.reverse else loop.recurrent:
         value, row = state.taps.get(-1), lifted_row(state.initial)
-        if state.depth != 1 or value is None or not _is_integer(value):
+        if state.depth != 1 or value is None or not is_integer(value) or value.type.ndim:
             continue
         start = lengths.integer(state.initial if row is None else row).constant
         if start is not None and _difference(state.next, value, lengths) == 1:
@@ -268,10 +267,6 @@ def _read_at_count(
             at = _Count(count.start + offset, count.backwards)
             return axis, at, [*indices[:axis], *indices[axis + 1 :]]
     return None
-
-
-def _is_integer(variable: Variable) -> bool:
-    return is_tensor(variable) and not variable.type.ndim and variable.dtype in integer_dtypes
 
 
 def _difference(variable: Variable, value: Variable, lengths: Lengths) -> int | None:

@@ -19,7 +19,7 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import IncSubtensor
-from pytensor.tensor.type import DenseTensorType, TensorType
+from pytensor.tensor.type import DenseTensorType, TensorType, integer_dtypes
 
 from scanlib._compat import INDEX_WRITES
 from scanlib.lengths.numbers import constant_index, constant_place, indices_of
@@ -63,6 +63,11 @@ def is_cheap(op: Op) -> bool:
 def is_tensor(variable: Variable) -> bool:
     """Whether a variable is a dense tensor."""
     return isinstance(variable.type, DenseTensorType)
+
+
+def is_integer(variable: Variable) -> bool:
+    """Whether a variable is a tensor of integers."""
+    return is_tensor(variable) and variable.type.dtype in integer_dtypes
 
 
 def is_numeric(variable: Variable) -> bool:

@@ -371,9 +371,9 @@ class Step:
             return None, None
         if variable not in self._limited:
             chosen = _chosen_from(node)
-            found = list(map(self._limits, chosen or node.inputs))
-            is_one = limits_of("choice", found) if chosen else limits_of_node(node, found)
-            self._limited[variable] = is_one
+            parts = list(map(self._limits, chosen or node.inputs))
+            found = limits_of("choice", parts) if chosen else limits_of_node(node, parts)
+            self._limited[variable] = found
         return self._limited[variable]
 
     def _derived(self, variable: Variable) -> Size | None:

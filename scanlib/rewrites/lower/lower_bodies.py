@@ -29,7 +29,7 @@ from scanlib.lengths.arrays import Lengths
 from scanlib.lengths.numbers import constant_integer
 from scanlib.ops.execution import LoopOp
 from scanlib.ops.gradient.cotangents import is_zeros
-from scanlib.ops.graph import applies, is_tensor
+from scanlib.ops.graph import applies, is_integer
 from scanlib.ops.loop import Carry, Loop, NonSequence
 from scanlib.ops.loop_rewrite import LowersLoops
 from scanlib.ops.scan import Scan
@@ -105,7 +105,7 @@ def bound_sizes(loop: Loop) -> bool:
     limited = {}
     for part in loop.sequences:
         row = part.row
-        if row not in above or not _is_integer(row):
+        if row not in above or not is_integer(row):
             continue
         limits = _limits(part.outer)
         inner = [limit.type() for limit in limits]
@@ -118,14 +118,14 @@ def bound_sizes(loop: Loop) -> bool:
 def _sizes(node: Apply) -> list[Variable]:
     """Return the integers by which a node makes arrays, or takes steps."""
     if isinstance(node.op, LoopOp):
-        return [v for v in node.inputs if _is_integer(v) and v.type.ndim == 0]
+        signature, body = node.op.scan.signature, node.op.scan.body
+        above = set(ancestors([size for inner in body.apply_nodes for size in _sizes(inner)]))
+        given = signature.split_inputs(node.inputs).non_sequences
+        pairs = zip(given, signature.split_body_inputs(body.inputs).non_sequences, strict=True)
+        return [*node.inputs[: signature.has_n_steps], *(v for v, own in pairs if own in above)]
     if isinstance(node.op, Alloc):
         return node.inputs[1:]
     return node.inputs if isinstance(node.op, ARange) else []
-
-
-def _is_integer(variable: Variable) -> bool:
-    return is_tensor(variable) and variable.type.dtype in integer_dtypes
 
 
 def _limits(rows: Variable) -> tuple[Variable, Variable]:
