@@ -1,11 +1,11 @@
-r"""Elementary functions made of plain arithmetic: `exp`, `log`, `tanh`, powers, `sin` and others.
+r"""Elementary functions made of plain arithmetic: `exp`, `log`, `tanh`, powers, `sin`, `erf`, more.
 
 The C library's functions are called once per number; in a recurrent network that takes longer than
-the matrix products. The functions here have no calls and no branches, but for circular functions of
-huge numbers, so that they work on as many lanes as their argument has. NaN, infinities, signed
+the matrix products. The functions here have no calls and no branches, but for rare numbers (angles
+beyond 2³⁰, say), so that they work on as many lanes as their argument has. NaN, infinities, signed
 zeros, subnormal numbers, overflow and underflow give what the C library gives.
 
-Errors are at most 2.5 units in the last place, of powers, sines and cosines 1;
+Errors are at most 3 units in the last place, of powers, sines and cosines 1;
 `tests/kernels/test_vector_math.py` measures them.
 
 **Exponentials.** With `k` the integer nearest to ``x / ln 2``,
@@ -50,6 +50,23 @@ that are whole numbers are exact. ``log2`` and ``log10`` are multiples of the sa
 **Circular functions.** With `k` the integer nearest to ``2 x / π``, ``r = x - k π/2`` is a sum of
 two numbers, from ``π/2`` in three parts (Cody and Waite). ``sin`` and ``cos`` of it are polynomials
 found like `q`, to 2⁻⁵⁸. That holds up to ``|x| = 2³⁰``; larger numbers are left to the C library.
+
+**Angles.** ``atan(y / x)`` in the first octants is one of
+
+    atan(y / x),   π/4 + atan((y - x) / (y + x)),   π/2 - atan(x / y),
+
+the one whose quotient is at most ``tan(π/8)`` in size; `atan` of it is a polynomial found like `q`.
+
+**Error functions.** M. Shepherd and J. Laframboise ("Chebyshev approximation of (1 + 2x) exp(x²)
+erfc x in 0 ≤ x < ∞", Mathematics of Computation 36, 1981) map all ``x ≥ 0`` to -1 up to 1:
+
+    (1 + 2 x) exp(x²) erfc(x) = 1 + u Q(t),   u = 2 x / (x + 3.75),   t = u - 1
+
+`Q` is the polynomial with the least relative error, 1.9e-18; ``x²`` is a sum of two numbers. Below
+one ``erf(x) = x + x E(x²)``, and below one half ``erfc`` is one minus that.
+
+**Remainders.** Where `q` is the whole part of ``x / y`` or one more, ``x - q y`` is a number: a
+fused multiply-add has no error. The C library has the remainders of quotients beyond whole numbers.
 
 Of single precision, powers, circular functions and their relatives are computed in double.
 
@@ -197,6 +214,62 @@ RIGHT_ANGLE = (
 LN2 = (_hex("0x1.62e42fefa39efp-1"), _hex("0x1.abc9e3b39803fp-56"))
 LOG2_E = (_hex("0x1.71547652b82fep+0"), _hex("0x1.777d0ffda0d24p-56"))
 LOG10_E = (_hex("0x1.bcb7b1526e50ep-2"), _hex("0x1.95355baaafad3p-57"))
+# Of ``Q(t)``, ``E(x²)`` and ``atan(r) = r + r³ A(r²)``.
+SCALED_ERFC = (
+    _hex("0x1.e66d05aeaee14p-3"),
+    _hex("-0x1.82d1be1953bddp-2"),
+    _hex("0x1.867da34256726p-2"),
+    _hex("-0x1.323d48ce30d26p-2"),
+    _hex("0x1.85a5f94f4cfd4p-3"),
+    _hex("-0x1.9137da14003c2p-4"),
+    _hex("0x1.419eb9ba216b5p-5"),
+    _hex("-0x1.651adfecf3f45p-7"),
+    _hex("0x1.2dd51d9a1bcafp-10"),
+    _hex("0x1.3cc9e114b67f8p-11"),
+    _hex("-0x1.459898a4ec61bp-12"),
+    _hex("0x1.558fadec1efc1p-16"),
+    _hex("0x1.067bbe1ccee79p-15"),
+    _hex("-0x1.2ada8ebbb588dp-17"),
+    _hex("-0x1.54971e1d33627p-19"),
+    _hex("0x1.a40706754cf16p-20"),
+    _hex("0x1.9156d3de1ef99p-23"),
+    _hex("-0x1.07307a6fdbeb7p-22"),
+    _hex("-0x1.d0c432d110c69p-27"),
+    _hex("0x1.447dd3797f086p-25"),
+    _hex("0x1.e3f0eb89b802cp-31"),
+    _hex("-0x1.6831d574b083bp-28"),
+    _hex("0x1.4a99bca3e7748p-34"),
+    _hex("0x1.f929de989d1fdp-32"),
+    _hex("-0x1.394adbecbd9fcp-35"),
+)
+ERF = (
+    _hex("0x1.06eba8214db68p-3"),
+    _hex("-0x1.812746b0379bdp-2"),
+    _hex("0x1.ce2f21a040d16p-4"),
+    _hex("-0x1.b82ce311fa93ep-6"),
+    _hex("0x1.565bccf92b2fap-8"),
+    _hex("-0x1.c02db03dd71efp-11"),
+    _hex("0x1.f9a2baa8fef4dp-14"),
+    _hex("-0x1.f4ca4d6f3f2e1p-17"),
+    _hex("0x1.b97fd3d99ab63p-20"),
+    _hex("-0x1.5c0726f07c684p-23"),
+    _hex("0x1.d71b0f1c497b5p-27"),
+    _hex("-0x1.abae491fc3595p-31"),
+)
+ARC = (
+    _hex("-0x1.555555555553dp-2"),
+    _hex("0x1.99999999957cep-3"),
+    _hex("-0x1.24924922aa4fep-3"),
+    _hex("0x1.c71c70e50eae9p-4"),
+    _hex("-0x1.745cf8c379b70p-4"),
+    _hex("0x1.3b11179536481p-4"),
+    _hex("-0x1.10eba8c68a76ap-4"),
+    _hex("0x1.df0e7ff4f2b22p-5"),
+    _hex("-0x1.9ccf7da9c4e43p-5"),
+    _hex("0x1.37ce1c2ba7549p-5"),
+    _hex("-0x1.255b35da962dep-6"),
+)
+ERFC_CENTER = 3.75  # the `x` that is mapped to zero
 LARGEST_ANGLE = 2.0**30  # whose multiples of a right angle are subtracted without loss
 
 
@@ -465,21 +538,124 @@ def _where_large(w: Writer, name: str, x: Value, found: Value) -> Value:
     digits, what the C library says, and zeros with their sign."""
     if name != "cos":
         found = w.select(x.equals(0.0), x, found)
-    total, is_large = w.local(found), (abs(x) > LARGEST_ANGLE) & (abs(x) < inf)
-    with w.when(any_lane(w, is_large)):
-        items = [w.lane(x, k) for k in range(x.type.lanes)] if x.type.lanes > 1 else [x]
-        exact = [w.call(name, item, result=item.type)[0] for item in items]
+    return _unless(w, (abs(x) > LARGEST_ANGLE) & (abs(x) < inf), found, name, x)
+
+
+def _unless(w: Writer, rare: Value, found: Value, name: str, *values: Value) -> Value:
+    """Return what was found, but all from the C library where a condition holds for a lane."""
+    total, kind = w.local(found), found.type
+    name += "f" if kind.dtype == "float32" else ""
+    with w.when(any_lane(w, rare)):
+        rows = [[w.lane(x, k) if kind.lanes > 1 else x for x in values] for k in range(kind.lanes)]
+        exact = [w.call(name, *row, result=row[0].type)[0] for row in rows]
         w.assign(total, vector_of(w, exact))
     return w.copy(total)
+
+
+# Angles
+
+
+def atan2(w: Writer, y: Value, x: Value) -> Value:
+    size, other = abs(y), abs(x)
+    is_small, is_large = size <= 0.41421356 * other, size > 2.4142136 * other
+    below = w.select(is_large, size, w.select(is_small, other, size + other))
+    above = w.select(is_large, -other, w.select(is_small, size, size - other))
+    r = above / below
+    z = r * r
+    rest = w.fma(r * z, polynomial(w, ARC, z), r)
+    eighths = w.select(is_large, 1.0, w.select(is_small, 0.0, w.constant(0.5, x.type)))
+    # Left of zero the angle is two right ones less this.
+    sign = w.select(x < 0.0, -1.0, w.constant(1.0, x.type))
+    turns = w.select(x < 0.0, 2.0 - eighths, eighths)
+    found = w.fma(turns, RIGHT_ANGLE[0], w.fma(turns, RIGHT_ANGLE[1], sign * rest))
+    found = w.apply("copysign", found, y)
+    rare = (size > 1e300) | (other > 1e300) | found.differs(found)
+    return _unless(w, rare, found, "atan2", y, x)
+
+
+def asin(w: Writer, x: Value) -> Value:
+    return atan2(w, x, w.apply("sqrt", w.fma(-x, x, 1.0)))
+
+
+def acos(w: Writer, x: Value) -> Value:
+    return atan2(w, w.apply("sqrt", w.fma(-x, x, 1.0)), x)
+
+
+# Error functions
+
+
+def _scaled_erfc(w: Writer, x: Value) -> Value:
+    """Return ``exp(x²) erfc(x)`` of numbers not below zero."""
+    size = _within(w, x, None, 1e17)
+    u = (2.0 * size) / (size + ERFC_CENTER)
+    rest = u * polynomial(w, SCALED_ERFC, u - 1.0)
+    above, below = 1.0 + rest, 1.0 + 2.0 * x
+    inverse = 1.0 / below
+    found = above * inverse
+    # What sums and quotient have lost.
+    second = below - 2.0 * x
+    below_low = (2.0 * x - (below - second)) + (1.0 - second)
+    lost = w.fma(-found, below, above) + (((1.0 - above) + rest) - found * below_low)
+    return w.select(x < 1e300, w.fma(lost, inverse, found), found)
+
+
+def _exp_of_square(w: Writer, x: Value, sign: float) -> Value:
+    """Return ``exp(x²)`` or ``exp(-x²)`` of numbers with a finite square."""
+    high = x * x
+    return exp(w, sign * high, sign * w.fma(x, x, -high))
+
+
+def _erf_core(w: Writer, x: Value) -> Value:
+    return w.fma(x, polynomial(w, ERF, x * x), x)
+
+
+def erf(w: Writer, x: Value) -> Value:
+    size = _within(w, abs(x), None, 30.0)
+    tail = 1.0 - _scaled_erfc(w, size) * _exp_of_square(w, size, -1.0)
+    return w.select(size < 1.0, _erf_core(w, x), w.apply("copysign", tail, x))
+
+
+def erfc(w: Writer, x: Value) -> Value:
+    size = _within(w, abs(x), None, 30.0)
+    tail = _scaled_erfc(w, size) * _exp_of_square(w, size, -1.0)
+    found = w.select(x < 0.0, 2.0 - tail, tail)
+    return w.select(size < 0.5, 1.0 - _erf_core(w, x), found)
+
+
+def erfcx(w: Writer, x: Value) -> Value:
+    """Return ``exp(x²) erfc(x)``."""
+    found = _scaled_erfc(w, abs(x))
+    left = 2.0 * _exp_of_square(w, _within(w, x, -30.0, 0.0), 1.0) - found
+    return w.select(x < 0.0, left, found)
+
+
+# Remainders
+
+
+def fmod(w: Writer, x: Value, y: Value) -> Value:
+    size, unit = abs(x), abs(y)
+    quotient = w.apply("trunc", size / unit)
+    left = w.fma(-quotient, unit, size)
+    left = w.apply("copysign", w.select(left < 0.0, left + unit, left), x)
+    certain = (quotient < 2.0 ** FORMATS[x.type.dtype].mantissa) & (unit < inf)
+    return _unless(w, ~certain, left, "fmod", x, y)
 
 
 # As functions of kernels
 
 _BY_NAME: dict[str, Callable[..., Value]] = {
+    "acos": acos,
+    "asin": asin,
+    "atan": lambda w, x: atan2(w, x, w.constant(1.0, x.type)),
+    "atan2": atan2,
     "cos": _circular("cos", 1),
+    "erf": erf,
+    "erfc": erfc,
+    "erfcx": erfcx,
     "exp": exp,
     "exp2": exp2,
     "expm1": expm1,
+    "fmod": fmod,
     "log": log,
     "log10": _log_of(LOG10_E),
     "log1p": log1p,
@@ -493,14 +669,16 @@ _BY_NAME: dict[str, Callable[..., Value]] = {
     "tanh": tanh,
 }
 NAMES = frozenset(_BY_NAME)
-_IN_DOUBLE = ("cos", "exp2", "log10", "log2", "power", "sin", "tan")  # of single precision, too
+_ANGLES = ("acos", "asin", "atan", "atan2", "cos", "sin", "tan")
+_IN_DOUBLE = (*_ANGLES, "erf", "erfc", "erfcx", "exp2", "log10", "log2", "power")  # of float32, too
+_OF_TWO = ("atan2", "fmod", "logaddexp", "power")
 
 
 @cache
 def vector_function(name: str, dtype: str, lanes: int = 1) -> Function:
     """Return one of `NAMES` as a function of a kernel."""
     kind = Type(dtype, lanes)
-    types = [kind] * (2 if name in ("logaddexp", "power") else 1)
+    types = [kind] * (2 if name in _OF_TWO else 1)
     whole = f"scanlib_{name}_{dtype}" + (f"x{lanes}" if lanes > 1 else "")
 
     def write(w: Writer, *values: Value) -> Value:

@@ -172,9 +172,9 @@ def _divisor(w: Writer, x: Value, y: Value) -> tuple[Value, Value]:
     return w.select(usable, y, 1), usable
 
 
-def _floor_quotient(w: Writer, x: Value, y: Value) -> Value:
+def _floor_quotient(w: Writer, x: Value, y: Value, of_floats: Rule) -> Value:
     if x.type.is_float:
-        return _float_divmod(w, x, y)[0]
+        return _float_divmod(w, x, y, of_floats)[0]
     divisor, _ = _divisor(w, x, y)
     q = w.apply("quotient", x, divisor)
     if x.type.is_signed:
@@ -184,9 +184,9 @@ def _floor_quotient(w: Writer, x: Value, y: Value) -> Value:
     return w.select(y.equals(0), 0, q)
 
 
-def _modulo(w: Writer, x: Value, y: Value) -> Value:
+def _modulo(w: Writer, x: Value, y: Value, of_floats: Rule) -> Value:
     if x.type.is_float:
-        return _float_divmod(w, x, y)[1]
+        return _float_divmod(w, x, y, of_floats)[1]
     divisor, usable = _divisor(w, x, y)
     rest = w.apply("remainder", x, divisor)
     if x.type.is_signed:
@@ -194,9 +194,9 @@ def _modulo(w: Writer, x: Value, y: Value) -> Value:
     return w.select(usable, rest, 0)
 
 
-def _float_divmod(w: Writer, x: Value, y: Value) -> tuple[Value, Value]:
+def _float_divmod(w: Writer, x: Value, y: Value, remainder: Rule) -> tuple[Value, Value]:
     """Return the floor of a quotient and what is left, as Python and NumPy define them."""
-    left = library(w, "fmod", x, y)
+    left = remainder(w, x, y)
     quotient = (x - left) / y
     wrong = left.differs(0.0) & ((y < 0.0) ^ (left < 0.0))
     rest = w.select(wrong, left + y, left)
@@ -335,8 +335,8 @@ RULES: dict[type, Rule] = {
     ps.Cast: lambda w, x: x,
     ps.Conj: lambda w, x: x,
     ps.Real: lambda w, x: x,
-    ps.IntDiv: _floor_quotient,
-    ps.Mod: _modulo,
+    ps.IntDiv: partial(_floor_quotient, of_floats=_library("fmod")),
+    ps.Mod: partial(_modulo, of_floats=_library("fmod")),
     ps.Pow: partial(_power, of_floats=_library("pow")),
     ps.AND: _fold(lambda w, x, y: x & y),
     ps.OR: _fold(lambda w, x, y: x | y),
@@ -393,6 +393,8 @@ if DEG2RAD is not None and RAD2DEG is not None:
 SIDE_BY_SIDE: dict[type, Rule] = {}
 if has_fused_multiply_add():
     SIDE_BY_SIDE = {
+        ps.IntDiv: partial(_floor_quotient, of_floats=_vector("fmod")),
+        ps.Mod: partial(_modulo, of_floats=_vector("fmod")),
         ps.Pow: partial(_power, of_floats=_vector("power")),
         ps.Exp2: _vector("exp2"),
         ps.Log2: _vector("log2"),
@@ -400,6 +402,13 @@ if has_fused_multiply_add():
         ps.Cos: _vector("cos"),
         ps.Sin: _vector("sin"),
         ps.Tan: _vector("tan"),
+        ps.ArcCos: _vector("acos"),
+        ps.ArcSin: _vector("asin"),
+        ps.ArcTan: _vector("atan"),
+        ps.ArcTan2: _vector("atan2"),
+        psm.Erf: _vector("erf"),
+        psm.Erfc: _vector("erfc"),
+        psm.Erfcx: _vector("erfcx"),
     }
 
 # By Op: comparisons, of operands of the dtype that both have in common.

@@ -33,9 +33,53 @@ def sigmoid(x):
     return np.where(x < 0, e, np.ones_like(e)) / (1 + e)
 
 
+def exp_of_square(x, sign):
+    """Return ``exp(± x²)`` of double precision: the square is a sum of two, the first exact."""
+    high = np.trunc(x * 2.0**20) / 2.0**20
+    return np.exp(sign * high * high) * np.exp(sign * (x - high) * (x + high))
+
+
+def scaled_erfc(x):
+    """Return ``exp(x²) erfc(x)`` of numbers from one: a continued fraction of Laplace's."""
+    tail = np.zeros_like(x)
+    for k in range(400, 0, -1):
+        tail = k / 2 / (x + tail)
+    return 1 / (np.sqrt(np.pi, dtype=x.dtype) * (x + tail))
+
+
+def erf_series(x):
+    """Return ``erf(x)`` of small numbers: terms of one sign."""
+    term = found = 2 * x / np.sqrt(np.longdouble(PI))
+    for k in range(1, 60):
+        term = term * 2 * x * x / (2 * k + 1)
+        found = found + term
+    return found * exp_of_square(x, -1)
+
+
+def erfc(x):
+    size = np.minimum(np.abs(x), 120)
+    tail = scaled_erfc(np.maximum(size, 1)) * exp_of_square(size, -1)
+    return np.where(size < 1.2, 1 - erf_series(np.clip(x, -2, 2)), np.where(x < 0, 2 - tail, tail))
+
+
+def erf(x):
+    small = erf_series(np.clip(x, -2, 2))
+    return np.where(np.abs(x) < 1.2, small, np.copysign(1 - erfc(np.abs(x)), x))
+
+
+def erfcx(x):
+    small = exp_of_square(np.clip(x, -120, 2), 1) * erfc(np.minimum(x, 2))
+    return np.where(x < 1.2, small, scaled_erfc(np.maximum(x, 1)))
+
+
+PI = np.longdouble("3.14159265358979323846264338327950288")
 # What each function is held against, in whatever precision its argument has.
 CIRCULAR = {"cos": np.cos, "sin": np.sin, "tan": np.tan}
-EXACT = CIRCULAR | {
+ANGLES = CIRCULAR | {"acos": np.arccos, "asin": np.arcsin, "atan": np.arctan}
+EXACT = ANGLES | {
+    "erf": erf,
+    "erfc": erfc,
+    "erfcx": erfcx,
     "exp": np.exp,
     "exp2": np.exp2,
     "expm1": np.expm1,
@@ -47,8 +91,9 @@ EXACT = CIRCULAR | {
     "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
     "tanh": np.tanh,
 }
+NAMED = {"acos": "arccos", "asin": "arcsin", "atan": "arctan"}
 UNITS = dict.fromkeys(EXACT, 2.5) | {"tanh": 3} | dict.fromkeys(("cos", "sin", "exp2"), 1)
-UNITS |= dict.fromkeys(("log2", "log10"), 0.6)
+UNITS |= dict.fromkeys(("log2", "log10"), 0.6) | dict.fromkeys(("acos", "erfc"), 3)
 DTYPES = ("float64", "float32")
 SCALES = (1e-30, 1e-12, 1e-6, 1e-3, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 50.0, 400.0)
 ZEROS = [0.0, -0.0]
@@ -135,6 +180,8 @@ def arguments(name, dtype):
     if name in CIRCULAR:
         large = [scale * rng.uniform(-1, 1, 20_000) for scale in (1e5, 2.0**30, 1e12, 1e30)]
         x = np.concatenate([x, np.pi / 2 * np.arange(-20_000, 20_000), *large])
+    if name in ("acos", "asin"):
+        x = np.concatenate([x[np.abs(x) <= 1], 1 - np.abs(x[np.abs(x) <= 1])])
     if name in ("log", "log2", "log10"):
         x = np.concatenate([np.exp(x), 1 + x[np.abs(x) < 0.9]])
     if name == "log1p":
@@ -164,9 +211,13 @@ def test_overflow_and_underflow(loops, name, dtype):
     low, high = np.log(float(info.smallest_subnormal)), np.log(float(info.max))
     if name == "exp2":
         low, high = low / np.log(2), high / np.log(2)
+    if name.startswith("erfc"):
+        low, high = -np.sqrt(high), np.sqrt(-low)
     edges = np.concatenate(
         [np.linspace(low - 2, low + 40, 5000), np.linspace(-1, 1e-3, 999) + high]
     )
+    if name in ("acos", "asin"):
+        edges = np.linspace(-1, 1, 6000)
     if name.startswith("log"):
         tiny = float(info.smallest_subnormal)
         edges = np.concatenate([tiny * np.arange(1, 999), np.linspace(0.1, 1, 999) * info.max])
@@ -218,6 +269,43 @@ def test_logaddexp(dtype):
 
 @needs_extended_precision
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_angles_of_two_numbers(dtype):
+    loop, rng = llvm_loop("atan2", dtype, count=2), np.random.default_rng(5)
+    special = np.meshgrid(SPECIAL, SPECIAL)
+    sizes = [np.exp(scale * rng.normal(size=(2, 9_000))) for scale in (0.01, 1, 10, 100)]
+    y, x = cast(np.concatenate([s * rng.choice([-1, 1], s.shape) for s in sizes], axis=1), dtype)
+    y, x = (np.append(v, cast(own, dtype)) for v, own in zip((y, x), special, strict=True))
+    out = np.empty_like(x)
+    loop(y, x, out)
+    exact = np.arctan2(y.astype(np.longdouble), x.astype(np.longdouble))
+    number = ~np.isnan(exact)
+    np.testing.assert_array_equal(np.isnan(out), ~number)
+    np.testing.assert_array_equal(np.signbit(out[number]), np.signbit(exact[number]))
+    unit = np.spacing(np.abs(exact[number]).astype(dtype)).astype(np.longdouble)
+    assert np.max(np.abs(out[number] - exact[number]) / unit) < 2.5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_remainders_are_exact(dtype):
+    loop, rng = llvm_loop("fmod", dtype, count=2), np.random.default_rng(6)
+    special = np.meshgrid([*SPECIAL, 1.0, 3.0, 7.5], [*SPECIAL, 1.0, 3.0, 7.5])
+    x, y = (scale * rng.normal(size=(2, 9_000)) for scale in (1e3, 1.0))
+    pairs = [np.stack([x[0], y[0]]), np.stack([np.round(x[1]), np.round(9 * y[1])])]
+    whole = rng.integers(1, 999, 9_000) * y[1]  # next to whole numbers of divisors
+    pairs += [cast([np.nextafter(whole, side), y[1]], dtype) for side in (INF, 0)]
+    pairs += [np.exp(30 * y), np.stack([np.ravel(own) for own in special])]
+    x, y = cast(np.concatenate(pairs, axis=1), dtype)
+    out = np.empty_like(x)
+    loop(x, y, out)
+    with np.errstate(all="ignore"):
+        expected = np.fmod(x, y)
+    np.testing.assert_array_equal(out, expected)
+    number = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.signbit(out[number]), np.signbit(expected[number]))
+
+
+@needs_extended_precision
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_powers(dtype):
     loop, rng = llvm_loop("power", dtype, count=2), np.random.default_rng(2)
     pairs = [
@@ -256,7 +344,7 @@ def test_powers_that_are_exact(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", sorted(set(EXACT) - set(CIRCULAR)))
+@pytest.mark.parametrize("name", sorted(set(EXACT) - set(ANGLES)))
 @pytest.mark.skipif(not COMPILER[0], reason="there is no C++ compiler")
 def test_loops_are_vectorized(name, dtype):
     loop = c_loop(name, dtype)
@@ -273,7 +361,7 @@ def test_loops_of_scanlib_use_them(linker):
     named = sorted(set(EXACT) - {"exp", "exp2"})
 
     def step(x, n, y):
-        rates = sum(getattr(pt, name)(x) for name in named)
+        rates = sum(getattr(pt, NAMED.get(name, name))(x) for name in named)
         return 0.5 * y + rates + pt.exp(-x) + pt.exp(n) + x**0.3, pt.sinh(y)
 
     results = scanlib.scan(step, sequences=[x, n], outputs_info=[0.0, None], return_updates=False)
@@ -284,7 +372,11 @@ def test_loops_of_scanlib_use_them(linker):
     assert set(re.findall(r"scanlib_([a-z0-9]+)_float64\b", called)) == {*named, "exp", "power"}
     x_value, n_value = np.array([0.5, 1e-9, 3.0, 700.0]), np.array([1, 0, -2, 3])
     expected = np.exp(n_value.astype(float))
-    expected += np.exp(-x_value) + x_value**0.3 + sum(EXACT[name](x_value) for name in named)
+    expected += (
+        np.exp(-x_value)
+        + x_value**0.3
+        + sum(EXACT[name](x_value.astype(np.longdouble)) for name in named)
+    )
     for t in range(1, 4):
         expected[t] += 0.5 * expected[t - 1]
     np.testing.assert_allclose(f(x_value, n_value)[0], expected, rtol=1e-14)
