@@ -156,6 +156,39 @@ def test_pseudoinverses(dtype, linker):
 
 
 @pytest.mark.parametrize("linker", ["numba", "c"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_pseudoinverses_of_symmetric_matrices(dtype, linker):
+    """Which read the lower triangle only."""
+    f = steps_of(lambda a: [pt.linalg.pinv(a, hermitian=True)], dtype, linker)
+    limit = 1e-11 if dtype == "float64" else 3e-3
+    for n in (0, 1, 3, 5):
+        a = (rng.normal(size=(2, n, n)) + 4 * np.diag([1, -2, 3, -4, 5][:n])).astype(dtype)
+        (found,) = f(a)
+        np.testing.assert_allclose(found, np.linalg.pinv(a, hermitian=True), rtol=limit, atol=limit)
+    (found,) = f(np.stack([np.diag([2, 0, -0.5]), np.zeros((3, 3))]).astype(dtype))
+    np.testing.assert_allclose(found[0], np.diag([0.5, 0, -2]), atol=limit)
+    np.testing.assert_array_equal(found[1], 0)
+
+
+@pytest.mark.parametrize("linker", ["numba", "c"])
+@pytest.mark.parametrize("name", ["expm", "pinv"])
+@pytest.mark.parametrize("lead", [(3,), (1, 2), (0,)])
+def test_batches(lead, name, linker):
+    """Of functions that are written as graphs of others."""
+    count = int(np.prod(lead))
+
+    def function(a):
+        several = pt.stack([a * (k + 1) for k in range(count)] or [a])[:count]
+        return [getattr(pt.linalg, name)(pt.reshape(several, (*lead, *a.shape)))]
+
+    f, one = steps_of(function, "float64", linker), getattr(scipy.linalg, name)
+    for n in (0, 1, 4):
+        a = rng.normal(size=(2, n, n))
+        wanted = [[one(m * (k + 1)) for k in range(count)] for m in a] if n else []
+        np.testing.assert_allclose(f(a)[0], np.reshape(wanted, (2, *lead, n, n)), rtol=1e-11)
+
+
+@pytest.mark.parametrize("linker", ["numba", "c"])
 @pytest.mark.parametrize("mode", ["full", "valid", "same"])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
 def test_convolutions(dtype, mode, linker):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from pytensor.tensor.special import Softmax
 
 from scanlib._compat import GER, inline_ofg_node
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.ops.loop import Carry, Loop
+from scanlib.ops.loop import Carry, Loop, map_rows
 from scanlib.ops.row_ops.step_products import LENGTHS, SIZES, StepProducts
 
 
@@ -153,7 +155,9 @@ def _even_polynomial(numbers: list[int], powers: list[Variable]) -> Variable:
 def _pinv(op: MatrixPinv, a: Variable) -> Variable:
     """Return the pseudoinverse, as NumPy does: singular values that are almost none have none."""
     if op.hermitian:
-        raise NoKernelError("the pseudoinverse of one triangle of a matrix has no kernel")
+        w, v = pt.linalg.eigh(a)
+        largest = pt.maximum(pt.sum(abs(w[:1])), pt.sum(abs(w[-1:])))
+        return pt.dot(v * pt.switch(abs(w) <= 1e-15 * largest, 0, 1 / w), v.T)
     u, s, v = pt.linalg.svd(a, full_matrices=False)
     inverse = pt.switch(s <= 1e-15 * pt.sum(s[:1]), 0, 1 / s)
     return pt.dot(v.T * inverse, u.T)
@@ -194,6 +198,9 @@ DECOMPOSITIONS: dict[Any, Callable[..., Variable]] = {
 }
 
 
+OF_MATRICES = (Expm, MatrixPinv)  # whose batches are loops
+
+
 def decompose(graph: FunctionGraph) -> None:
     """Put nodes that have rules in the place of Ops that are graphs, and of some others."""
     is_done = False
@@ -211,11 +218,23 @@ def _decomposed(node: Apply) -> list[Variable] | None:
     """Return what takes the place of a node's outputs; None where they stay."""
     op = node.op
     if isinstance(op, Blockwise):
-        return None if op.batch_ndim(node) else op.core_op.make_node(*node.inputs).outputs
+        if not op.batch_ndim(node):
+            return op.core_op.make_node(*node.inputs).outputs
+        return (
+            _by_matrices(op.core_op, *node.inputs) if isinstance(op.core_op, OF_MATRICES) else None
+        )
     if not is_decomposed(op):
         return None
     rule = DECOMPOSITIONS.get(type(op))
     return inline_ofg_node(node) if rule is None else [rule(op, *node.inputs)]
+
+
+def _by_matrices(op: Op, x: Variable) -> list[Variable]:
+    """Return what an Op makes of each of the matrices that an array holds."""
+    sizes, end = list(x.shape), x.type.ndim - 2
+    matrices = pt.reshape(x, (reduce(mul, sizes[:end]), *sizes[end:]))
+    found = map_rows([(matrices, matrix := matrices[0].type())], [op(matrix)])
+    return [pt.reshape(each, (*sizes[:end], *list(each.shape)[1:])) for each in found]
 
 
 def is_decomposed(op: Op) -> bool:
