@@ -171,7 +171,33 @@ def test_pseudoinverses_of_symmetric_matrices(dtype, linker):
 
 
 @pytest.mark.parametrize("linker", ["numba", "c"])
-@pytest.mark.parametrize("name", ["expm", "pinv"])
+@pytest.mark.parametrize("kind", ["tridiagonal", "banded"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_solves_with_bands(dtype, kind, linker):
+    """Items off the bands of a tridiagonal matrix are not read."""
+    f = steps_of(
+        lambda a: [
+            pt.linalg.solve(a, right, assume_a=kind, b_ndim=right.type.ndim)
+            for right in (a.sum(axis=1), a[:, :3])
+        ],
+        dtype,
+        linker,
+        outputs=2,
+    )
+    for n in (0, 1, 2, 3, 30):
+        a = rng.normal(size=(2, n, n)).astype(dtype)
+        distance = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+        matrix = np.where(distance < 2, a, 0) if kind == "tridiagonal" else a
+        rights = a.sum(axis=2, keepdims=True), a[:, :, :3]
+        for found, right in zip(f(a), rights, strict=True):
+            found = found.reshape(right.shape)
+            rtol = 1e-9 if dtype == "float64" else 2e-2
+            np.testing.assert_allclose(matrix @ found, right, rtol=rtol, atol=rtol)
+    assert np.isnan(f(np.zeros((1, 3, 3), dtype))[0]).all()
+
+
+@pytest.mark.parametrize("linker", ["numba", "c"])
+@pytest.mark.parametrize("name", ["expm", "pinv", "eigvalsh"])
 @pytest.mark.parametrize("lead", [(3,), (1, 2), (0,)])
 def test_batches(lead, name, linker):
     """Of functions that are written as graphs of others."""
@@ -179,13 +205,17 @@ def test_batches(lead, name, linker):
 
     def function(a):
         several = pt.stack([a * (k + 1) for k in range(count)] or [a])[:count]
-        return [getattr(pt.linalg, name)(pt.reshape(several, (*lead, *a.shape)))]
+        arrays = pt.reshape(several, (*lead, *a.shape))
+        if name == "eigvalsh":
+            return [pt.vectorize(lambda a: pt.linalg.eigvalsh(a, None), "(n,n)->(n)")(arrays)]
+        return [getattr(pt.linalg, name)(arrays)]
 
     f, one = steps_of(function, "float64", linker), getattr(scipy.linalg, name)
     for n in (0, 1, 4):
         a = rng.normal(size=(2, n, n))
         wanted = [[one(m * (k + 1)) for k in range(count)] for m in a] if n else []
-        np.testing.assert_allclose(f(a)[0], np.reshape(wanted, (2, *lead, n, n)), rtol=1e-11)
+        shape = (2, *lead, n) if name == "eigvalsh" else (2, *lead, n, n)
+        np.testing.assert_allclose(f(a)[0], np.reshape(wanted, shape), rtol=1e-10)
 
 
 @pytest.mark.parametrize("linker", ["numba", "c"])

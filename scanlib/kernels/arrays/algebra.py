@@ -32,10 +32,11 @@ from scanlib.kernels.arrays.sizes import (
     total,
 )
 from scanlib.kernels.arrays.workspace import Place, is_contiguous
-from scanlib.kernels.language import FLOATS, INT64, Value
+from scanlib.kernels.language import FLOATS, INT64, Type, Value
 from scanlib.kernels.linalg import factorizations, products
-from scanlib.kernels.linalg.matrices import Matrix, packed
+from scanlib.kernels.linalg.matrices import Matrix, call_routine, packed
 from scanlib.kernels.scalars import NoKernelError, parts_of
+from scanlib.kernels.scipy_routines import Routine
 from scanlib.kernels.spans import load_number
 from scanlib.ops.messages import shape_text
 from scanlib.ops.row_ops.step_products import LENGTHS, SIZES, StepProducts
@@ -306,8 +307,6 @@ def write_solve(step: Step, node: Apply) -> None:
     check_real(node)
     op, (left, right), (out,), w = node.op, node.inputs, node.outputs, step.writer
     kind = getattr(op, "assume_a", "gen")
-    if kind not in ("gen", "pos", "sym", "her"):
-        raise NoKernelError(f"a solve with a matrix that is {kind} has no kernel")
     place, b = step.place(left), step.place(right)
     text = f"{CONFORM}{shape_text(place.ndim)} and {shape_text(b.ndim)}"
     step.require(b.sizes[0], place.sizes[0], "LinAlgError", text, [*place.sizes, *b.sizes])
@@ -318,6 +317,8 @@ def write_solve(step: Step, node: Apply) -> None:
         factorizations.solve_cholesky(w, upper, given, result)
     elif isinstance(op, SolveTriangular):
         factorizations.solve_triangular(w, a, given, result, lower, bool(op.unit_diagonal))
+    elif kind == "tridiagonal":
+        target = _solve_tridiagonal(step, a, b)
     else:
         factor, solve = _FACTORIZATIONS[kind == "pos"]
         is_fixed = left in step.fixed  # a matrix that all steps have is factorized once
@@ -328,6 +329,39 @@ def write_solve(step: Step, node: Apply) -> None:
             (done,) = factor(w, upper if kind == "pos" else a, spare)
         solve(w, spare, done, given, result)
     step.bind_place(out, target)
+
+
+def _solve_tridiagonal(step: Step, a: Matrix, b: Place) -> Place:
+    """Write the solution with a matrix of which three diagonals are read; NaN if it is singular."""
+    w, (n, *columns), item = step.writer, b.sizes, b.itemsize
+    below, diagonal, above = (step.fresh(b.dtype, [n]).pointer for _ in range(3))
+    found = by_columns(step, b.dtype, n, *columns) if columns else step.fresh(b.dtype, [n])
+    write_copy(step, b, found)
+    with w.loop(0, a.rows) as i:
+        w.store(diagonal, i * item, a.load(w, i, i))
+    with w.loop(1, a.rows) as i:
+        w.store(below, (i - 1) * item, a.load(w, i, i - 1))
+        w.store(above, (i - 1) * item, a.load(w, i - 1, i))
+    routine = step.library(Routine("sgtsv" if b.dtype == "float32" else "dgtsv"))
+    size, failed = step.value(n), w.scratch("int32", 1)
+    with w.when(size > 0):
+        given = (size, step.value(*columns or (1,)), below, diagonal, above)
+        call_routine(w, routine, *given, found.pointer, size, failed)
+        check_done(step, failed, [found])
+    return found
+
+
+def by_columns(step: Step, dtype: str, rows: Size, columns: Size) -> Place:
+    """Return memory for a matrix as LAPACK's routines have it."""
+    return step.fresh(dtype, [columns, rows]).swapped()
+
+
+def check_done(step: Step, failed: Value, results: Sequence[Place]) -> None:
+    """Write no numbers where a routine says that it failed."""
+    w = step.writer
+    with w.when(~w.load(Type("int32"), failed).equals(0)):
+        for result in results:
+            write_copy(step, step.scalars.constant(float("nan"), result.dtype), result)
 
 
 @rule(Convolve1d)

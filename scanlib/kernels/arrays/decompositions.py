@@ -17,6 +17,7 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import AllocDiag, AllocEmpty, Eye
 from pytensor.tensor.blas import BatchedDot, Dot22, Dot22Scalar, Gemm, Gemv
 from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.linalg.decomposition.eigen import Eigvalsh
 from pytensor.tensor.linalg.inverse import MatrixPinv
 from pytensor.tensor.linalg.products import Expm
 from pytensor.tensor.math import Argmax, Prod, ProdWithoutZeros
@@ -152,6 +153,12 @@ def _even_polynomial(numbers: list[int], powers: list[Variable]) -> Variable:
     return found
 
 
+def _eigvalsh(op: Eigvalsh, a: Variable, b: Variable | None = None) -> Variable:
+    if b is not None:
+        raise NoKernelError("eigenvalues of two matrices have no kernel")
+    return pt.linalg.eigh(a, lower=op.lower)[0]
+
+
 def _pinv(op: MatrixPinv, a: Variable) -> Variable:
     """Return the pseudoinverse, as NumPy does: singular values that are almost none have none."""
     if op.hermitian:
@@ -182,6 +189,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Variable]] = {
     Gemv: lambda op, z, a, x, y, b: _sum(a, pt.dot(x, y), b, z),
     BatchedDot: lambda op, x, y: (StepProducts() if x.dtype == y.dtype else pt.matmul)(x, y),
     StepProducts: _step_products,
+    Eigvalsh: _eigvalsh,
     Expm: _expm,
     MatrixPinv: _pinv,
     Softmax: _softmax,
@@ -198,7 +206,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Variable]] = {
 }
 
 
-OF_MATRICES = (Expm, MatrixPinv)  # whose batches are loops
+OF_MATRICES = (Eigvalsh, Expm, MatrixPinv)  # whose batches are loops
 
 
 def decompose(graph: FunctionGraph) -> None:

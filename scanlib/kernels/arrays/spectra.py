@@ -6,16 +6,14 @@ same signs. Where a routine does not converge, results are no numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pytensor.graph.basic import Apply
 from pytensor.tensor.linalg.decomposition.eigen import Eigh
 from pytensor.tensor.linalg.decomposition.svd import SVD
 
-from scanlib.kernels.arrays.algebra import check_real, square
+from scanlib.kernels.arrays.algebra import by_columns, check_done, check_real, square
 from scanlib.kernels.arrays.array_step import Step, rule
 from scanlib.kernels.arrays.nests import write_copy
-from scanlib.kernels.arrays.sizes import Size, minimum, product, total
+from scanlib.kernels.arrays.sizes import minimum, product, total
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import INT64, Type, Value
 from scanlib.kernels.linalg.matrices import call_routine
@@ -35,7 +33,7 @@ def write_eigenvectors(step: Step, node: Apply) -> None:
     place = step.place(node.inputs[0])
     n, dtype = place.sizes[0], place.dtype
     square(step, place)
-    a, vectors = _by_columns(step, dtype, n, n), _by_columns(step, dtype, n, n)
+    a, vectors = by_columns(step, dtype, n, n), by_columns(step, dtype, n, n)
     values, found = step.fresh(dtype, [n]), step.fresh("int32", [product(2, n)])
     work, integers = step.fresh(dtype, [product(BLOCK, n)]), step.fresh("int32", [product(10, n)])
     write_copy(step, place, a)
@@ -48,7 +46,7 @@ def write_eigenvectors(step: Step, node: Apply) -> None:
         spare = (*_memory(step, work), *_memory(step, integers))
         vectors_at = (vectors.pointer, size, found.pointer)
         call_routine(w, routine, *letters, *given, *vectors_at, *spare, failed)
-        _check(step, failed, [values, vectors])
+        check_done(step, failed, [values, vectors])
     for out, result in zip(node.outputs, (values, vectors), strict=True):
         step.bind_place(out, result)
 
@@ -61,11 +59,11 @@ def write_singular_vectors(step: Step, node: Apply) -> None:
     (m, n), dtype = place.sizes, place.dtype
     least = step.sizes.same(minimum(m, n))
     letter, rows, columns = ("A", m, n) if op.full_matrices else ("S", least, least)
-    a, values = _by_columns(step, dtype, m, n), step.fresh(dtype, [least])
+    a, values = by_columns(step, dtype, m, n), step.fresh(dtype, [least])
     results, ends = [values], (step.value(1), step.value(1))
     left = right = values.pointer
     if op.compute_uv:
-        u, v = _by_columns(step, dtype, m, rows), _by_columns(step, dtype, columns, n)
+        u, v = by_columns(step, dtype, m, rows), by_columns(step, dtype, columns, n)
         results, ends = [u, values, v], (step.value(m), step.value(columns))
         left, right = u.pointer, v.pointer
     else:
@@ -79,16 +77,12 @@ def write_singular_vectors(step: Step, node: Apply) -> None:
         given = (step.value(m), step.value(n), a.pointer, step.value(m), values.pointer)
         found = (left, ends[0], right, ends[1], *_memory(step, work), integers.pointer, failed)
         call_routine(w, routine, _letter(step, letter), *given, *found)
-        _check(step, failed, results)
+        check_done(step, failed, results)
     with w.otherwise(choice):
         for result in results:
             write_copy(step, step.scalars.constant(0, dtype), result)
     for out, result in zip(node.outputs, results, strict=True):
         step.bind_place(out, result)
-
-
-def _by_columns(step: Step, dtype: str, rows: Size, columns: Size) -> Place:
-    return step.fresh(dtype, [columns, rows]).swapped()
 
 
 def _letter(step: Step, letter: str) -> Value:
@@ -98,11 +92,3 @@ def _letter(step: Step, letter: str) -> Value:
 def _memory(step: Step, place: Place) -> tuple[Value, Value]:
     """Return memory and how many items it holds."""
     return place.pointer, step.value(place.sizes[0])
-
-
-def _check(step: Step, failed: Value, results: Sequence[Place]) -> None:
-    """Write no numbers where a routine says that it failed."""
-    w = step.writer
-    with w.when(~w.load(Type("int32"), failed).equals(0)):
-        for result in results:
-            write_copy(step, step.scalars.constant(float("nan"), result.dtype), result)
