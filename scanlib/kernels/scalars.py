@@ -26,11 +26,21 @@ import pytensor.scalar.math as psm
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.scalar.basic import Composite
+from pytensor.scalar.loop import ScalarLoop
 
 from scanlib._compat import ANGLE, DEG2RAD, RAD2DEG
 from scanlib.kernels import language
 from scanlib.kernels.elementary import compute
-from scanlib.kernels.language import DTYPES, FLOATS, INTEGERS, Type, Value, Writer
+from scanlib.kernels.language import (
+    BOOL,
+    DTYPES,
+    FLOATS,
+    INT64,
+    INTEGERS,
+    Type,
+    Value,
+    Writer,
+)
 from scanlib.kernels.processor import has_fused_multiply_add
 from scanlib.ops.logaddexp import LogAddExp
 
@@ -544,6 +554,8 @@ class Scalars:
         op, w = node.op, self.writer
         if isinstance(op, Composite):
             return self._composite(node, inputs)
+        if isinstance(op, ScalarLoop):
+            return self._loop(node, inputs)
         inputs = [self.spread(value) for value in inputs]
         dtypes = [self.dtype(variable) for variable in node.inputs]
         made = self.dtype(node.outputs[0])
@@ -592,6 +604,25 @@ class Scalars:
             self.values = dict(zip(graph.inputs, inputs, strict=True))
             self.emit(graph.outputs)
             return [self.number(out) for out in graph.outputs]
+
+    def _loop(self, node: Apply, inputs: list[Number]) -> list[Number]:
+        """Write a series: the values of each step from those before, until there are enough."""
+        w, graph, steps = self.writer, node.op.fgraph, real(inputs[0])
+        if self.lanes > 1 or any(isinstance(value, Pair) for value in inputs):
+            raise LanesError(str(node.op))
+        count = len(graph.outputs) - node.op.is_while
+        results = [w.local(real(value)) for value in inputs[1 : 1 + count]]
+        step, is_done = w.local(0, INT64), w.local(False, BOOL)
+        with w.loop_while(lambda: (w.copy(step) < w.cast(steps, "int64")) & ~w.copy(is_done)):
+            with self.scope():
+                given: list[Number] = [*map(w.copy, results), *inputs[1 + count :]]
+                self.values = dict(zip(graph.inputs, given, strict=True))
+                self.emit(graph.outputs)
+                found = [real(self.number(out)) for out in graph.outputs]
+            for result, value in zip([*results, is_done], found, strict=False):
+                w.assign(result, value)
+            w.assign(step, w.copy(step) + 1)
+        return [*map(w.copy, [*results, is_done][: len(graph.outputs)])]
 
     # Numbers of other dtypes
 
