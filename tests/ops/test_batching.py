@@ -431,6 +431,24 @@ def test_an_index_that_differs_between_rows(mode):
     check_rows([table], [x, start, i], [data[0], data[1][0], data[2]], (0, 0, 1), mode)
 
 
+@pytest.mark.parametrize("linker", [MODES["numba"], "JAX"])
+def test_what_is_joined_with_what_is_the_same_for_all(linker):
+    """JAX refuses the batch that PyTensor 3.0.7 makes of it, around loops and in steps."""
+    if linker == "JAX":
+        pytest.importorskip("jax")
+    x, W = pt.vector("x"), pt.matrix("W")
+
+    def step(late, now, h):
+        return pt.concatenate([h[1:], [0.5]], axis=-1) * now + late
+
+    late = pt.concatenate([pt.zeros(2), x])[: x.shape[0]]
+    start = pt.concatenate([W, np.ones((1, 2))])[:, 0]
+    rows = scanlib.scan(step, [late, x], start, return_updates=False)
+    data = [rng.normal(size=(3, 5)), rng.normal(size=(4, 2))]
+    check_rows([rows], [x, W], data, (1, 0), linker)
+    check_rows([rows], [x, W], [data[0][0], rng.normal(size=(3, 4, 2))], (0, 1), linker)
+
+
 def test_tables_with_scores_of_items_that_differ_between_rows(fast_mode):
     """What is read at a place that each row has of its own has the size of a row: the table of a
     batch is written as one array, not row by row."""
