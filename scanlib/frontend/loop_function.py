@@ -44,6 +44,7 @@ from scanlib.frontend.step_function import (
     StepResult,
     call_function,
     errors_of,
+    is_until,
     read_condition,
     step_name,
 )
@@ -214,8 +215,11 @@ class _Step:
 
     def read(self, returned: Any) -> tuple[Any, Any, Any]:
         """Return carry, y and condition of what a step returned."""
-        if not isinstance(returned, tuple) or len(returned) not in (2, 3):
-            came = f"{len(returned)} values" if isinstance(returned, tuple) else brief(returned)
+        is_tuple = isinstance(returned, tuple)
+        no_y = is_tuple and len(returned) == 2 and is_until(returned[1])
+        if not is_tuple or len(returned) not in (2, 3) or no_y:
+            came = f"{len(returned)} values" if is_tuple else brief(returned)
+            came += ", `until` in the place of y" * no_y
             meant = f"; {ONE_VECTOR}" * isinstance(returned, list)
             raise TypeError(
                 f"{step_name(self.fn)} must return (carry, y), or (carry, y, stop) to end the "

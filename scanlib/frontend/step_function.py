@@ -219,8 +219,8 @@ _INSTEAD = {
         " and h[i].inc(v) in place of h[i] += v."
     ),
     ".*ind(ex|ices) must be integers|Shape must be integers": (
-        "Write pt.cast(i, 'int64') for an index that was computed as a float, and give integers as "
-        "integers: pt.lvector, or an array of NumPy of dtype int64."
+        "Write i // 2 in place of i / 2, pt.cast(i, 'int64') for an index that was computed as a "
+        "float, and give integers as integers: pt.lvector, or an array of NumPy of dtype int64."
     ),
     "unsupported operand.*NoneType|'NoneType' object|Cannot convert None": (
         "None has no value: without `xs` a row is None, and so is what a function without a "
@@ -247,6 +247,9 @@ _INSTEAD = {
     "module 'pytensor.tensor' has no attribute": (
         "Some names are others: pt.special.softmax and pt.special.log_softmax, pt.maximum(v, 0) "
         "for relu, pt.where for cond and select, pt.linalg for numpy.linalg."
+    ),
+    ".*unexpected keyword argument '(dim|keepdim)'": (
+        "PyTensor has NumPy's names: axis in place of dim, keepdims in place of keepdim."
     ),
     r".*reshape\(\) takes": "The new shape is one tuple: v.reshape((2, -1)).",
     r".*takes .* positional arguments? but|.*missing \d+ required": "",  # it says all there is
@@ -325,7 +328,8 @@ def _misfit(fn: Callable[..., Any], texts: Sequence[str], missing: str) -> str:
     return f"{called}; {step_name(fn)} {takes}; {advice}{missing * (needed > len(texts))}"
 
 
-def _is_condition(value: Any) -> bool:
+def is_until(value: Any) -> bool:
+    """Whether a step returned a condition, scanlib's or PyTensor's."""
     return isinstance(value, until | classic_until)
 
 
@@ -351,13 +355,13 @@ def _sort_returned(returned: Any) -> StepResult:
             "the step function returned None: it has no `return`, or a path without one; return "
             "the outputs, or {} if there are none"
         )
-    if _is_updates(returned) or _is_condition(returned) or isinstance(returned, Variable):
+    if _is_updates(returned) or is_until(returned) or isinstance(returned, Variable):
         returned = [returned]
     if not isinstance(returned, list | tuple):
         raise TypeError(_not_a_variable(returned))
     items = list(returned)
     stop = None
-    if items and _is_condition(items[-1]):
+    if items and is_until(items[-1]):
         stop = items.pop().condition
     updates: dict[Any, Any] = {}
     outputs: list[Any] = []
@@ -377,7 +381,7 @@ def _sort_returned(returned: Any) -> StepResult:
         else:
             outputs.append(item)
     for output in outputs:
-        if _is_condition(output):
+        if is_until(output):
             raise ValueError("`until` must be the last thing that the step function returns")
         if not isinstance(output, Variable):
             raise TypeError(_not_a_variable(output))

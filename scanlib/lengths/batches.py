@@ -117,8 +117,8 @@ def _common_fill(value: Variable, *sizes: Variable, rank: int) -> Variable | Non
 
 
 def whole_batch(node: Apply) -> list[Variable] | None:
-    """Return slices, pieces, ranges or shapes of a batch, or writes into slices, as those of the
-    whole batch.
+    """Return slices, pieces, ranges or shapes of a batch, what it joins, or writes into slices, as
+    those of the whole batch.
 
     `vectorize_graph` makes one for each member of the batch where the ends are a batch of numbers.
     None if the ends may differ, or if this is no batch of such.
@@ -136,6 +136,12 @@ def whole_batch(node: Apply) -> list[Variable] | None:
             if along is None
             else op.core_op.make_node(node.inputs[0], along % ndim - ndim).outputs
         )
+    if rank and isinstance(op.core_op, Join) and not op.inputs_sig[0]:
+        # Releases before 3.3, whose axis is an input, join each member where a part is one for all.
+        along = constant_index(common(node.inputs[0], rank))
+        sizes, ndim = _batch_sizes(node), len(op.outputs_sig[0])
+        wide = [pt.broadcast_to(v, [*sizes, *list(v.shape)[rank:]]) for v in node.inputs[1:]]
+        return along if along is None else with_batch(node, [join(along % ndim + rank, *wide)])
     if not rank or not isinstance(op.core_op, SIZED):
         return None
     # Of the sizes and bounds.
@@ -171,14 +177,18 @@ def whole_batch(node: Apply) -> list[Variable] | None:
     return with_batch(node, made.outputs if isinstance(made, Apply) else made)
 
 
-def with_batch(node: Apply, results: Sequence[Variable]) -> list[Variable]:
-    """Return results of a batch with its axes, where one result stands for all members."""
-    rank = node.op.batch_ndim(node)
+def _batch_sizes(node: Apply) -> list[Variable]:
+    """Return the sizes of the axes of a batch."""
     sizes = []
-    for axis in range(rank):
+    for axis in range(node.op.batch_ndim(node)):
         wide = (inp.shape[axis] for inp in node.inputs if not inp.type.broadcastable[axis])
         sizes.append(next(wide, pt.constant(1, dtype="int64")))
-    found = []
+    return sizes
+
+
+def with_batch(node: Apply, results: Sequence[Variable]) -> list[Variable]:
+    """Return results of a batch with its axes, where one result stands for all members."""
+    rank, sizes, found = node.op.batch_ndim(node), _batch_sizes(node), []
     for out, new in zip(node.outputs, results, strict=True):
         given = new.type.broadcastable[: max(new.type.ndim - out.type.ndim + rank, 0)]
         if given != out.type.broadcastable[:rank]:

@@ -28,11 +28,12 @@ from pytensor.graph.traversal import toposort
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.shape import shape_tuple
-from pytensor.tensor.subtensor import IncSubtensor
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.type import integer_dtypes
 
 from scanlib._compat import vectorize_rule
 from scanlib.lengths.batches import SIZED, common, whole_batch, with_batch
+from scanlib.lengths.numbers import indices_of
 from scanlib.ops.graph import depends_on, is_tensor, substitute, with_axes
 from scanlib.ops.loop import Carry, Loop, State, map_rows
 from scanlib.ops.row_ops.ran_steps import RanSteps, is_mask
@@ -93,8 +94,14 @@ def _with_batches(
 def _sizes_differ(node: Apply) -> bool:
     """Whether a batch may have results of other sizes for other rows."""
     op: Any = node.op
-    is_sized = isinstance(op, Blockwise) and isinstance(op.core_op, SIZED)
-    return is_sized and not isinstance(op.core_op, IncSubtensor) and op.batch_ndim(node) > 0
+    rank = op.batch_ndim(node) if isinstance(op, Blockwise) else 0
+    if not rank or not isinstance(op.core_op, SIZED) or isinstance(op.core_op, IncSubtensor):
+        return False
+    if not isinstance(op.core_op, Subtensor):
+        return True
+    slices = [index for index in indices_of(node) if isinstance(index, slice)]
+    ends = [end for cut in slices for end in (cut.start, cut.stop, cut.step) if end is not None]
+    return any(common(end, rank) is None for end in ends)
 
 
 def _by_rows(

@@ -11,6 +11,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 import scipy.special
+from pytensor.scan.utils import until as classic_until
 
 import scanlib
 from scanlib.ops.scan import Scan
@@ -211,7 +212,7 @@ def test_the_note_says_how_vectors_are_taken_apart(walk):
             "NumPy knows no symbols: write functions of pytensor",
         ),
         (lambda v, h: np.where(v > h, v, h), "NumPy knows no symbols: write functions of pytensor"),
-        (lambda v, h: pt.ones(3)[v], "Write pt.cast(i, 'int64') for an index"),
+        (lambda v, h: pt.ones(3)[v], "pt.cast(i, 'int64') for an index"),
         (lambda v, h: h + None, "None has no value: without `xs` a row is None"),
         (lambda v, h: np.ones(3)[h.astype(int)], "; pt.as_tensor(table)[i] reads a list"),
         (lambda v, h: operator.setitem(h, 0, v), "write h = h[i].set(v) in place of h[i] = v"),
@@ -224,6 +225,8 @@ def test_the_note_says_how_vectors_are_taken_apart(walk):
         (lambda v, h: h.unsqueeze(0), "methods that arrays of NumPy have, such as v.astype"),
         (lambda v, h: h + scanlib.lags(v, 1), "write v[1] for the one before"),
         (lambda v, h: pt.exp(None), "None has no value: without `xs` a row is None"),
+        (lambda v, h: h.sum(dim=0), "NumPy's names: axis in place of dim"),
+        (lambda v, h: pt.ones(3)[v / 2], "Write i // 2 in place of i / 2"),
         (lambda v, h: h.reshape(2, 2), "The new shape is one tuple: v.reshape((2, -1))"),
         (lambda v, h: pt.softmax(h), "pt.special.softmax and pt.special.log_softmax"),
         (lambda v, h: h + pt.random.rng().normal(), "A draw is a pair, the next generator and"),
@@ -234,6 +237,14 @@ def test_the_note_says_what_stands_for_python(wrong, advice):
     with pytest.raises(Exception) as caught:  # noqa: PT011
         scanlib.scan(lambda v, h: wrong(v, h), payment, balance)
     assert advice in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("until", [scanlib.until, classic_until])
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_condition_has_the_third_place(until, nested):
+    step = lambda h, v: ((h, v) if nested else h, until(h > v))  # noqa: E731
+    with pytest.raises(TypeError, match=r"or \(carry, y, stop\).*`until` in the place of y"):
+        scanlib.loop(step, balance, payment)
 
 
 def test_the_note_names_no_other_packages_where_the_error_is_of_pytensor():

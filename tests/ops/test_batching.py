@@ -4,6 +4,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors, graph_inputs
 from pytensor.ifelse import ifelse
@@ -428,6 +429,51 @@ def test_an_index_that_differs_between_rows(mode):
     data = [rng.normal(size=4), rng.normal(size=(3, 5)), np.array([3, 0, 4])]
     check_rows([table], [x, start, i], data, (0, 1, 1), mode)
     check_rows([table], [x, start, i], [data[0], data[1][0], data[2]], (0, 0, 1), mode)
+
+
+@pytest.mark.parametrize("linker", [MODES["numba"], "JAX"])
+def test_what_is_joined_with_what_is_the_same_for_all(linker):
+    """JAX refuses the batch that PyTensor 3.0.7 makes of it, around loops and in steps."""
+    if linker == "JAX":
+        pytest.importorskip("jax")
+    x, W = pt.vector("x"), pt.matrix("W")
+
+    def step(late, now, h):
+        return pt.concatenate([h[1:], [0.5]], axis=-1) * now + late
+
+    late = pt.concatenate([pt.zeros(2), x])[: x.shape[0]]
+    start = pt.concatenate([W, np.ones((1, 2))])[:, 0]
+    rows = scanlib.scan(step, [late, x], start, return_updates=False)
+    data = [rng.normal(size=(3, 5)), rng.normal(size=(4, 2))]
+    check_rows([rows], [x, W], data, (1, 0), linker)
+    check_rows([rows], [x, W], [data[0][0], rng.normal(size=(3, 4, 2))], (0, 1), linker)
+
+
+def test_tables_with_scores_of_items_that_differ_between_rows(fast_mode):
+    """What is read at a place that each row has of its own has the size of a row: the table of a
+    batch is written as one array, not row by row."""
+    first, second, S = pt.lvector("first"), pt.lvector("second"), pt.matrix("S")
+
+    def row(i, D):
+        def cell(j, D):
+            new = D[i - 1, j - 1] + S[first[i - 1], second[j - 1]] + S[first[i - 1], :2].sum()
+            return D[i, j].set(pt.maximum(new, 0.5 * D[i, j - 1]))
+
+        columns = pt.arange(1, second.shape[0] + 1)
+        return scanlib.scan(cell, columns, D, return_updates=False)[-1]
+
+    rows, start = pt.arange(1, first.shape[0] + 1), pt.zeros((first.shape[0] + 1, 6))
+    table = scanlib.scan(row, rows, start, return_updates=False)[-1]
+    data = [rng.integers(3, size=(3, 4)), rng.integers(3, size=(3, 5)), rng.normal(size=(3, 3))]
+    inputs = [first, second, S]
+    check_rows([table, pytensor.grad(table[-1, -1], S)], inputs, data, (1, 1, 0), fast_mode)
+    whole = vectorize_graph(table, {first: pt.lmatrix(), second: pt.lmatrix()})
+
+    def depth(graph):
+        inner = [node.op.body for node in graph.apply_nodes if isinstance(node.op, Scan)]
+        return 1 + max(map(depth, inner)) if inner else 0
+
+    assert depth(FunctionGraph(outputs=[whole], clone=True)) == 2
 
 
 def test_slices_that_differ_between_rows(mode):

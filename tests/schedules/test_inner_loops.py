@@ -6,6 +6,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.basic import Alloc
 
 import scanlib
@@ -441,6 +442,46 @@ def test_gradients_by_what_inner_loops_read(mode):
         forward, backward = outer_loops(gradient)
         assert forward.op.signature.n_states == 0
         assert not any(isinstance(node.op, Alloc) for node in backward.op.body.apply_nodes)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("by_place", [True, False])
+def test_gradients_of_tables_with_a_margin(by_place, rank, fast_mode):
+    """The range of the inner loop ends at a size that the loop around is given: no table is kept
+    for each step, nor filled twice, nor where the loop is one of a batch."""
+    W = pt.dmatrix("W")
+    n, m = W.shape[0] + 1, W.shape[1] + 1
+
+    def row(i, *costs_and_table):
+        *costs, D = costs_and_table
+
+        def one(j, *cost_and_table):
+            *cost, D = cost_and_table
+            return D[i, j].set(pt.tanh(cell(D, i, j) + (cost or [W[i - 1, j - 1]])[0]))
+
+        return scan(one, [pt.arange(1, m), *costs], D)[-1]
+
+    def plain(W):
+        D = np.ones((W.shape[0] + 1, W.shape[1] + 1))
+        for i, j in product(range(1, len(D)), range(1, D.shape[1])):
+            D[i, j] = np.tanh(cell(D, i, j) + W[i - 1, j - 1])
+        return D[-1, -1]
+
+    over = [pt.arange(1, n), *([] if by_place else [W])]
+    last = scan(row, over, pt.ones((n, m)))[-1]
+    cost, data = last[-1, -1], rng.normal(size=(3, 4, 5))
+    slope = pytensor.grad(cost, W)
+    given = pt.dtensor3("given") if rank else W
+    function = pytensor.function(
+        [given], vectorize_graph(slope, {W: given}) if rank else slope, mode=fast_mode
+    )
+    assert_derivatives(cost, {W: data[0]}, plain, fast_mode, order=1)
+    one = pytensor.function([W], slope, mode=fast_mode)
+    found = function(data) if rank else [function(row) for row in data]
+    np.testing.assert_allclose(found, [one(row) for row in data], rtol=1e-10)
+    forward, _ = outer_loops(function)
+    assert all(forward.op.signature.untraced)
+    assert sum(isinstance(node.op, Scan) for node in forward.op.body.apply_nodes) == 1
 
 
 def test_items_of_rows_that_inner_gradients_read(mode):

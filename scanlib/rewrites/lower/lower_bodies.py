@@ -12,6 +12,8 @@ or numbers of steps, are rows of a sequence, the step is told between which numb
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
@@ -22,6 +24,7 @@ from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar import Add
 from pytensor.tensor.basic import Alloc, ARange
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import IncSubtensor
 from pytensor.tensor.type import integer_dtypes
 
@@ -74,13 +77,12 @@ def start_sums(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable] |
 
 @node_rewriter([Scan])
 def count_steps(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable] | None:
-    """Let an inner loop over a range count, where none of its results has a row for each step: what
-    is left in a step are ranges of another length each time, and these have no kernel."""
+    """Let an inner loop over a range count: what is left in a step may be ranges of another length
+    each time, which would be made and read."""
     loop = Loop.from_node(node)
-    is_kept = loop.n_steps is None and not loop.outputs and loop.stop is None
-    if not is_kept or not all(state.untraced for state in loop.states):
+    if loop.n_steps is not None or loop.stop is not None:
         return None
-    changed = False
+    parts, changed = loop.parts, False
     for part in list(loop.sequences):
         view, dtype = Lengths(sure=True).view(part.outer), part.row.type.dtype
         made = view.base.owner
@@ -89,20 +91,23 @@ def count_steps(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable] 
         start, stop, by = (pt.cast(number, "int64") for number in made.inputs)
         if constant_integer(by) is None or dtype not in integer_dtypes:
             continue
-        steps = pt.maximum(-((start - stop) // by), 0)
+        # Sizes are bounded where they are sums.
+        span = stop - start if constant_integer(by) == 1 else -((start - stop) // by)
+        steps = pt.maximum(span, 0)
         first, by = (start + (steps - 1) * by, -by) if loop.reverse != view.flipped else (start, by)
         loop.carries.append(Carry(pt.cast(first, dtype), part.row, part.row + pt.cast(by, dtype)))
         loop.sequences.remove(part)
         loop.n_steps, changed = None if loop.sequences else steps, True
-    return dict(zip(node.outputs, loop.apply().node.outputs, strict=False)) if changed else None
+    if not changed:
+        return None
+    found = dict(zip(loop.parts, loop.apply().node.outputs, strict=True))
+    return {old: found[part] for old, part in zip(node.outputs, parts, strict=True)}
 
 
 def bound_sizes(loop: Loop) -> bool:
     """Tell a step between which numbers the integers are of which it makes sizes, where they are
     rows of a sequence: memory is taken for the largest."""
-    sizes = [size for node in toposort(loop.body_outputs()) for size in _sizes(node)]
-    above = set(ancestors(sizes)) if sizes else ()
-    limited = {}
+    above, limited = _above_sizes(toposort(loop.body_outputs())), {}
     for part in loop.sequences:
         row = part.row
         if row not in above or not is_integer(row):
@@ -115,11 +120,27 @@ def bound_sizes(loop: Loop) -> bool:
     return bool(limited)
 
 
+def _above_sizes(nodes: Iterable[Apply]) -> set[Variable]:
+    """Return what the sizes of arrays, and numbers of steps, are computed from.
+
+    A loop of which a shape is read has sizes of its own; its values do not tell the shape.
+    """
+    nodes = list(nodes)
+    sizes = [size for node in nodes for size in _sizes(node)]
+    shapes = (node for node in nodes if isinstance(node.op, Shape | Shape_i))
+    of_loops = [node.outputs[0] for node in shapes if _is_loop(node.inputs[0].owner)]
+    return set(ancestors(sizes, blockers=of_loops)) if sizes else set()
+
+
+def _is_loop(node: Apply | None) -> bool:
+    return node is not None and isinstance(node.op, LoopOp)
+
+
 def _sizes(node: Apply) -> list[Variable]:
     """Return the integers by which a node makes arrays, or takes steps."""
     if isinstance(node.op, LoopOp):
         signature, body = node.op.scan.signature, node.op.scan.body
-        above = set(ancestors([size for inner in body.apply_nodes for size in _sizes(inner)]))
+        above = _above_sizes(body.apply_nodes)
         given = signature.split_inputs(node.inputs).non_sequences
         pairs = zip(given, signature.split_body_inputs(body.inputs).non_sequences, strict=True)
         return [*node.inputs[: signature.has_n_steps], *(v for v, own in pairs if own in above)]
