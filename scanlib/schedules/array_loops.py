@@ -13,8 +13,9 @@ are, once. Inputs whose items are not in order of memory are copied, once, befor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from types import MappingProxyType
 
 import numpy as np
 from pytensor.graph.basic import Variable
@@ -173,8 +174,10 @@ class ArrayLoop(Loop):
 
     most_steps_per_poll = MOST_STEPS
 
-    def __init__(self, op: Scan, may_be_empty: bool) -> None:
-        self.may_be_empty = may_be_empty
+    def __init__(
+        self, op: Scan, may_be_empty: bool, numbers: Mapping[Size, Size] = MappingProxyType({})
+    ) -> None:
+        self.may_be_empty, self.numbers = may_be_empty, numbers
         graph = thaw_graph(op.body)
         decompose(graph)
         apart = take_apart(graph, op.signature)
@@ -278,6 +281,7 @@ class ArraysRun(TakesSteps[ArrayLoop]):
                     self.given_places[name] = place_input(
                         self, self.body, loop.arrays[name], products=products
                     )
+            self.body.sizes.assume(loop.numbers)
             self.write_loop()
         loop.work = step_work(self.body, loop.graph)
         return self.whole_kernel(register_bytes())
@@ -393,6 +397,10 @@ def array_program(op: Scan, may_be_empty: bool = False) -> LoopProgram:
     """
     loop = ArrayLoop(op, may_be_empty)
     run = ArraysRun(loop, "arrays").kernel()
+    if numbers := loop.workspace.sizes.numbers():  # that the first nodes did not know
+        checks, loop = loop.checks, ArrayLoop(op, may_be_empty, numbers)
+        run = ArraysRun(loop, "arrays").kernel()
+        loop.checks = checks
     kernels = Kernels(prepare(loop), start(loop), (run,))
     return loop.program(op.name or "loop", kernels)
 

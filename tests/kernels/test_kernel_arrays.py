@@ -673,6 +673,20 @@ def test_places_of_the_largest(dtype):
     check([h], [y, *found], [value])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "complex128"])
+def test_sums_and_products_of_all_before(dtype):
+    h = pt.tensor("h", dtype=dtype, shape=(None,))
+    y, *found = scan(
+        lambda h: [h[::-1], pt.cumsum(h), pt.cumsum(h[::-2]), pt.cumprod(h)],
+        None,
+        [h, None, None, None],
+        n_steps=2,
+    )
+    for row in ([], [-0.0], [-0.0, -0.0, 1, 3, np.nan, 2], [1, np.inf, -np.inf, 1, 0]):
+        numbers = np.nan_to_num(row, posinf=7, neginf=1) if np.dtype(dtype).kind in "iu" else row
+        check([h], [y, *found], [np.asarray(numbers).astype(dtype)])
+
+
 def test_sizes_that_a_batch_of_nothing_reads():
     """`vectorize_graph` leaves the size of an array in a node for batches, without a batch."""
     size = Blockwise(Shape_i(1), signature="(i,j)->()")

@@ -41,6 +41,7 @@ from scanlib.kernels.scalars import (
     parts_of,
 )
 from scanlib.kernels.spans import (
+    Cell,
     Total,
     itemsize,
     lane_counts,
@@ -514,15 +515,24 @@ def write_cumulative(step: Step, node: Apply) -> None:
         place = place.view([product(*place.sizes)], [place.itemsize])
     axis = (op.axis or 0) % place.ndim
     target = step.target(out, place.sizes)
+    step.bind_place(out, target)
+    combine, nothing = (added, -0.0) if op.mode == "add" else (multiplied, 1.0)
+    others = [k for k in range(target.ndim) if k != axis]
+    if not others and parts_of(target.dtype) is None:  # numbers that no step reads from memory
+        walks = [walked(step, each, place.sizes) for each in (place, target)]
+        result = Cell(step.writer, step.scalars.constant(nothing, target.dtype))
+        with over(step, walks, place.sizes):
+            item = step.scalars.number_as(walks[0].load(step, 1), target.dtype)
+            result.value = combine(result.value, item)
+            walks[1].store(step, result.value)
+        return
     write_copy(step, place, target)
     size, stride = target.sizes[axis], target.strides[axis]
-    others = [k for k in range(target.ndim) if k != axis]
     with step.writer.loop(1, step.value(size)) as index:
         before, here = (
             target.along(others, step.moved(target.pointer, k, stride)) for k in (index - 1, index)
         )
-        write_copy(step, before, here, added if op.mode == "add" else multiplied)
-    step.bind_place(out, target)
+        write_copy(step, before, here, combine)
 
 
 # Reductions
