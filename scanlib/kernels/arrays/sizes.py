@@ -12,7 +12,7 @@ not exceed (`bound`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from hashlib import blake2b
@@ -315,15 +315,6 @@ class Sizes:
             found = combined(size.operation, *parts)
             return self.same(found) if isinstance(size.operation, str) else found
         return size
-
-    def numbers(self) -> dict[Size, Size]:
-        """Return the sizes that turned out to be known numbers."""
-        return {own: found for own in self._same if isinstance(found := self.same(own), int)}
-
-    def assume(self, numbers: Mapping[Size, Size]) -> None:
-        """Take sizes for known numbers, which others compare."""
-        self._same |= numbers
-        self._resolved.clear()
 
     def require(self, check: Check) -> Size:
         """Note what must hold, and return what stands for both sizes where these must be equal."""
