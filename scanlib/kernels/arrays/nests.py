@@ -604,10 +604,14 @@ class Reduction:
         return total.after()
 
     def write_outer(self, sizes: list[Size], kept: list[int], sums: Place) -> None:
-        """Write a reduction that is collected in memory, in the order of the array's axes."""
+        """Write a reduction that is collected in memory, in the order of the array's axes; in
+        registers, if these hold a row."""
         step = self.step
-        write_copy(step, self.identity(), sums)
         arrays = self.tree.prepare()
+        alone = len(kept) - 1
+        if kept == [*range(alone), len(sizes) - 1] and self._in_registers(arrays, sizes, sums):
+            return
+        write_copy(step, self.identity(), sums)
         strides: list[Size] = [0] * len(sizes)
         for axis, stride in zip(kept, sums.strides, strict=True):
             strides[axis] = 0 if step.sizes.same(sizes[axis]) == 1 else stride
@@ -621,6 +625,32 @@ class Reduction:
 
         loops = collapse(step, [*arrays, result], sizes)
         nest(step, [*arrays, result], loops, write)
+
+    def _in_registers(self, arrays: list[Walk], sizes: list[Size], sums: Place) -> bool:
+        """Write the reduction of rows to one, of each item of a batch, in registers; False, and
+        nothing, if rows are long."""
+        step, w, size, alone = self.step, self.step.writer, sizes[-1], sums.ndim - 1
+        result, before = walked(step, sums, sums.sizes), len(w.block.statements)
+        lanes = possible_lanes(arrays, size)[0]
+        pieces = lane_pieces(size, lanes) if isinstance(size, int) else []
+        if not 0 < len(pieces) <= MOST_UNROLLED:
+            return False
+        try:
+            with over(step, [*arrays, result], sizes[:alone]):
+                cells = [Cell(w, spread(w, self.identity(), count)) for _, count in pieces]
+                with over(step, arrays, sizes[alone:-1], alone):
+                    for (first, count), cell in zip(pieces, cells, strict=True):
+                        with ExitStack() as stack:
+                            move(step, arrays, len(sizes) - 1, first, stack)
+                            cell.value = self.combined(cell.value, self.item(count))
+                for (first, _), cell in zip(pieces, cells, strict=True):
+                    with ExitStack() as stack:
+                        move(step, [result], alone, first, stack)
+                        result.store(step, cell.value)
+        except LanesError:
+            del w.block.statements[before:]
+            return False
+        return True
 
 
 @rule(CAReduce)
