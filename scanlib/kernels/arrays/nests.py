@@ -10,7 +10,8 @@ Of arrays with a short last axis, such as three numbers for each of many members
 taken at once if they lie side by side, and results are put in memory so that they do. So are the
 results of transposes: PyTensor has ``x @ (A + b)`` as a product of ``A.T + b.T``.
 
-A sum over inner axes is collected in one number for each lane, one over outer axes in memory.
+A sum over inner axes is collected in one number for each lane, one over outer axes in registers, or
+in memory where rows are long.
 """
 
 from __future__ import annotations
