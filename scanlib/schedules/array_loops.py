@@ -290,15 +290,18 @@ def _of_sizes(op: Scan, numbers: Numbers) -> FunctionGraph:
             typed[variable] = variable.type.clone(shape=shape)(name=variable.name)
     if not typed:
         return graph
-    inner = op.signature.split_body_inputs(graph.inputs)
-    inputs = [typed.get(variable, variable) for variable in graph.inputs]
-    outputs = substitute(graph.outputs, typed)
+    values = [out for node in graph.toposort() for out in node.outputs]
+    found = substitute([*graph.outputs, *values], typed)
+    outputs, inputs = found[: len(graph.outputs)], [typed.get(v, v) for v in graph.inputs]
+    inner = op.signature.split_body_inputs(inputs)
     following = op.signature.split_body_outputs(outputs)
-    states = [(tap, new) for k, new in enumerate(following.states) for tap in inner.taps[k]]
-    for old, new in (*states, *zip(inner.carries, following.carries, strict=True)):
-        shapes = typed.get(old, old).type.shape, new.type.shape
-        if any(None not in pair and pair[0] != pair[1] for pair in zip(*shapes, strict=True)):
-            raise NoKernelError("a state gets another shape")
+    twins = [(tap, new) for k, new in enumerate(following.states) for tap in inner.taps[k]]
+    twins += zip(inner.carries, following.carries, strict=True)
+    twins += zip(values, found[len(outputs) :], strict=True)
+    for one, other in twins:
+        shapes = [v.type.shape for v in (one, other) if isinstance(v.type, TensorType)]
+        if any(None not in sizes and len({*sizes}) > 1 for sizes in zip(*shapes, strict=True)):
+            raise NoKernelError("an array gets another shape than it should")
     return FunctionGraph(inputs, outputs, clone=False)
 
 
