@@ -73,7 +73,7 @@ _NARROW = (
 )
 _SIZES = (
     "where arrays are small and their sizes never change, say so, as in pt.tensor(shape=(None, 3)) "
-    "for rows of three numbers, or with freeze_dims_and_data in PyMC: that may halve the time"
+    "for rows of three numbers, or with freeze_dims_and_data in PyMC: more is recognized then"
 )
 
 Found = tuple[Apply, LoopExplanation]

@@ -24,12 +24,12 @@ one is `FULL` or `INTERRUPTED`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from scanlib.kernels.arrays.sizes import UNFIT, Check, Size
+from scanlib.kernels.arrays.sizes import UNFIT, Check, Given, Size
 from scanlib.kernels.language import (
     CALLED_WITH,
     INT64,
@@ -137,6 +137,9 @@ class LoopProgram:
     `first_words` are what `prepare` writes into the table, and `checks` what it checks: always, and
     where there is a step. They are made of the inputs' sizes, whose arrays are ``"x0"``, ``"x1"``
     and so on, and of those of the workspace's `parts`.
+
+    Of `free_sizes` of inputs, the small ones may be known numbers in kernels of their own:
+    `of_sizes` returns the program for some.
     """
 
     name: str
@@ -152,6 +155,8 @@ class LoopProgram:
     shared: tuple[int, ...] = ()
     may_stop: bool = False
     progress: bool = field(default_factory=wants_progress)
+    free_sizes: tuple[Given, ...] = ()
+    of_sizes: Callable[..., LoopProgram] | None = None
 
     @property
     def may_be_unfit(self) -> bool:

@@ -13,8 +13,9 @@ are, once. Inputs whose items are not in order of memory are copied, once, befor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from types import MappingProxyType
 
 import numpy as np
 from pytensor.graph.basic import Variable
@@ -26,6 +27,7 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
+from pytensor.tensor.type import TensorType
 
 from scanlib._compat import thaw_graph
 from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
@@ -62,8 +64,9 @@ from scanlib.kernels.program import (
     TableKernel,
     Words,
 )
+from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.spans import LINE, Cell, load_number, shift
-from scanlib.ops.graph import core_op
+from scanlib.ops.graph import core_op, substitute
 from scanlib.ops.scan import Scan
 from scanlib.ops.small_arrays import take_apart
 from scanlib.schedules.loop_kernels import (
@@ -83,6 +86,8 @@ MOST_STEPS = 512  # between two polls
 # Bytes of a matrix, and how often it is multiplied, from which on it pays to copy it to where lines
 # of the cache begin.
 LARGE, MANY_PRODUCTS = 2048, 64
+Numbers = Mapping[Given, int]  # what sizes of inputs are
+NONE: Numbers = MappingProxyType({})
 
 # What kernels of loops and of graphs share
 
@@ -173,9 +178,9 @@ class ArrayLoop(Loop):
 
     most_steps_per_poll = MOST_STEPS
 
-    def __init__(self, op: Scan, may_be_empty: bool) -> None:
+    def __init__(self, op: Scan, may_be_empty: bool, numbers: Numbers = NONE) -> None:
         self.may_be_empty = may_be_empty
-        graph = thaw_graph(op.body)
+        graph = _of_sizes(op, numbers)
         decompose(graph)
         apart = take_apart(graph, op.signature)
         self.expected = {} if apart is None else apart.expected
@@ -252,6 +257,52 @@ class ArrayLoop(Loop):
                 return True
             value = base
         return False
+
+
+def _inner_arrays(op: Scan, inputs: Sequence[Variable]) -> Iterator[tuple[Variable, list[Given]]]:
+    """Yield the arrays that a body reads, with what their sizes are among those of the loop's."""
+    inner = op.signature.split_body_inputs(inputs)
+    outer = op.signature.split_inputs([f"x{k}" for k in range(len(op.outer_input_types()))])
+    groups = [(1, taps, name) for taps, name in zip(inner.taps, outer.initials, strict=True)]
+    groups += [(1, [row], name) for row, name in zip(inner.rows, outer.sequences, strict=True)]
+    whole = [*inner.carries, *inner.non_sequences], [*outer.carries, *outer.non_sequences]
+    groups += [(0, [variable], name) for variable, name in zip(*whole, strict=True)]
+    for lead, variables, name in groups:
+        for variable in variables:
+            if isinstance(variable.type, TensorType):
+                yield variable, [Given("dim", name, lead + k) for k in range(variable.type.ndim)]
+
+
+def _free_sizes(op: Scan) -> tuple[Given, ...]:
+    """Return the sizes of rows, and of what is the same for all steps, that no type tells."""
+    arrays = _inner_arrays(op, op.body.inputs)
+    pairs = [zip(sizes, variable.type.shape, strict=True) for variable, sizes in arrays]
+    return tuple(dict.fromkeys(size for each in pairs for size, known in each if known is None))
+
+
+def _of_sizes(op: Scan, numbers: Numbers) -> FunctionGraph:
+    """Return the body of a loop some sizes of whose inputs are known."""
+    graph, typed = thaw_graph(op.body), {}
+    for variable, sizes in _inner_arrays(op, graph.inputs):
+        pairs = zip(sizes, variable.type.shape, strict=True)
+        shape = tuple(numbers.get(size) if known is None else known for size, known in pairs)
+        if shape != variable.type.shape:
+            typed[variable] = variable.type.clone(shape=shape)(name=variable.name)
+    if not typed:
+        return graph
+    values = [out for node in graph.toposort() for out in node.outputs]
+    found = substitute([*graph.outputs, *values], typed)
+    outputs, inputs = found[: len(graph.outputs)], [typed.get(v, v) for v in graph.inputs]
+    inner = op.signature.split_body_inputs(inputs)
+    following = op.signature.split_body_outputs(outputs)
+    twins = [(tap, new) for k, new in enumerate(following.states) for tap in inner.taps[k]]
+    twins += zip(inner.carries, following.carries, strict=True)
+    twins += zip(values, found[len(outputs) :], strict=True)
+    for one, other in twins:
+        shapes = [v.type.shape for v in (one, other) if isinstance(v.type, TensorType)]
+        if any(None not in sizes and len({*sizes}) > 1 for sizes in zip(*shapes, strict=True)):
+            raise NoKernelError("an array gets another shape than it should")
+    return FunctionGraph(inputs, outputs, clone=False)
 
 
 def _is_view(result: Variable) -> bool:
@@ -385,16 +436,27 @@ class ArraysRun(TakesSteps[ArrayLoop]):
 CARRY = "a carry gets another shape"
 
 
-def array_program(op: Scan, may_be_empty: bool = False) -> LoopProgram:
+def array_program(op: Scan, may_be_empty: bool = False, numbers: Numbers = NONE) -> LoopProgram:
     """Return the kernels of a loop whose steps work on arrays; `NoKernelError` if an Op or a dtype
     has none.
 
-    Histories that `may_be_empty` need no initial rows where there are no steps.
+    Histories that `may_be_empty` need no initial rows where there are no steps. `numbers` are what
+    sizes of inputs are known to be. If a step cannot work on such arrays, the kernels are those for
+    all sizes, which say so when they run.
     """
-    loop = ArrayLoop(op, may_be_empty)
-    run = ArraysRun(loop, "arrays").kernel()
-    kernels = Kernels(prepare(loop), start(loop), (run,))
-    return loop.program(op.name or "loop", kernels)
+    try:
+        loop = ArrayLoop(op, may_be_empty, numbers)
+        run = ArraysRun(loop, "arrays").kernel()
+    except Exception:
+        if numbers:
+            return array_program(op, may_be_empty)
+        raise
+    return loop.program(
+        op.name or "loop",
+        Kernels(prepare(loop), start(loop), (run,)),
+        free_sizes=() if numbers else _free_sizes(op),
+        of_sizes=partial(array_program, op, may_be_empty),
+    )
 
 
 # Graphs

@@ -38,7 +38,7 @@ from scanlib.kernels.thread_parts import wanted_threads
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.lowered.linear_scan import LinearScan
 from scanlib.ops.scan import Scan
-from scanlib.schedules.array_loops import array_program
+from scanlib.schedules.array_loops import NONE, Numbers, array_program
 from scanlib.schedules.blocks import BlocksRun
 from scanlib.schedules.channels import ChannelsRun
 from scanlib.schedules.chunks import ChunksRun
@@ -50,17 +50,19 @@ from scanlib.schedules.selection import can_chunk, schedule
 LOOPS = (Scan, ElemwiseScan, LinearScan)
 
 
-def loop_program(op: Scan | ElemwiseScan | LinearScan, node: Apply | None) -> LoopProgram:
+def loop_program(
+    op: Scan | ElemwiseScan | LinearScan, node: Apply | None, numbers: Numbers = NONE
+) -> LoopProgram:
     """Return the kernels of a loop; `NoKernelError` where an operation or a dtype has none.
 
-    Those of a loop that is no matrix recurrence need no node.
+    Those of a loop that is no matrix recurrence need no node. `numbers` are sizes of its inputs.
     """
     if isinstance(op, ElemwiseScan):
         return elementwise_program(op)
     if isinstance(op, LinearScan):
         assert node is not None
         return linear_program(op, node)
-    return array_program(op)
+    return array_program(op, numbers=numbers)
 
 
 def elementwise_program(op: ElemwiseScan) -> LoopProgram:
@@ -78,8 +80,14 @@ def elementwise_program(op: ElemwiseScan) -> LoopProgram:
 
 @rule(*LOOPS)
 def write_inner_loop(step: Step, node: Apply) -> None:
+    numbers = {
+        Given("dim", f"x{number}", axis): size
+        for number, inp in enumerate(node.inputs)
+        for axis, size in enumerate(map(step.sizes.same, step.place(inp).sizes))
+        if isinstance(size, int) and size > 1  # arrays of one item may repeat themselves
+    }
     with config.change_flags(scanlib__threads=1):
-        program = loop_program(node.op, node)
+        program = loop_program(node.op, node, numbers)
     if program.may_stop and any(output.grows for output in program.outputs):
         raise NoKernelError("an inner loop decides in its steps how long its results are")
     for kernel in program.kernels.all:

@@ -673,6 +673,42 @@ def test_places_of_the_largest(dtype):
     check([h], [y, *found], [value])
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int8", "bool", "complex64"])
+@pytest.mark.parametrize("shape", [(3, 13), (2, 3, 5), (4, 1, 8), (2, 3, 40)])
+def test_reductions_of_short_rows_of_known_size(dtype, shape):
+    h = pt.tensor("h", dtype=dtype, shape=shape)
+    value = rng.normal(size=shape) * (rng.random(shape) < 0.7)
+    kinds = [pt.sum, pt.prod]
+    if dtype == "bool":
+        kinds += [pt.any, pt.all]
+    elif dtype != "complex64":
+        kinds += [pt.max, pt.min]
+    if dtype == "float64":
+        value[0, 0, ...] = np.nan
+        kinds += [lambda h, axis: pt.gammaln(h).sum(axis=axis)]  # of which none takes several
+    y, *found = scan(
+        lambda h: [h * h[::-1], *(kind(h, axis=len(shape) - 2) for kind in kinds)],
+        None,
+        [h, *[None] * len(kinds)],
+        n_steps=2,
+    )
+    check([h], [y, *found], [value.astype(dtype)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "complex128"])
+def test_sums_and_products_of_all_before(dtype):
+    h = pt.tensor("h", dtype=dtype, shape=(None,))
+    y, *found = scan(
+        lambda h: [h[::-1], pt.cumsum(h), pt.cumsum(h[::-2]), pt.cumprod(h)],
+        None,
+        [h, None, None, None],
+        n_steps=2,
+    )
+    for row in ([], [-0.0], [-0.0, -0.0, 1, 3, np.nan, 2], [1, np.inf, -np.inf, 1, 0]):
+        numbers = np.nan_to_num(row, posinf=7, neginf=1) if np.dtype(dtype).kind in "iu" else row
+        check([h], [y, *found], [np.asarray(numbers).astype(dtype)])
+
+
 def test_sizes_that_a_batch_of_nothing_reads():
     """`vectorize_graph` leaves the size of an array in a node for batches, without a batch."""
     size = Blockwise(Shape_i(1), signature="(i,j)->()")

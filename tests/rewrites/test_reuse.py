@@ -5,6 +5,8 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.tensor.extra_ops import SearchsortedOp
+from pytensor.tensor.sort import ArgSortOp
 
 import scanlib
 from scanlib.rewrites.simplify.last_rows import is_loop
@@ -127,3 +129,23 @@ def test_parts_of_a_size_that_changes_are_not_stored(fast_mode):
     eliminated = scanlib.scan(step, pt.arange(A.shape[0] - 1), A, return_updates=False)[-1]
     values = {A: rng.normal(size=(N, N)) + 3 * np.eye(N)}
     assert_derivatives((eliminated**2).sum(), values, plain, fast_mode)
+
+
+ORDERS = {
+    "searched": lambda x, h: h[pt.searchsorted(pt.cumsum(pt.exp(x * h[0])), x) % N] * x,
+    "ranked": lambda x, h: pt.sin(h[pt.argsort(x + h)]) * x,
+    "sorted": lambda x, h: pt.sort(x + h) * pt.sin(x),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_orders_are_not_found_again(name, fast_mode):
+    x, start = pt.dmatrix("x"), pt.dvector("start")
+    y = scanlib.scan(ORDERS[name], [x], [start], return_updates=False)
+    inputs, cost = [x, start], (y**2).sum()
+    f = pytensor.function(inputs, pytensor.grad(cost, inputs), mode=fast_mode)
+    _, backward = (node for node in f.maker.fgraph.toposort() if is_loop(node))
+    orders = (ArgSortOp, SearchsortedOp)
+    assert not any(isinstance(node.op, orders) for node in backward.op.body.apply_nodes)
+    values = {x: rng.normal(size=(N, N)), start: rng.normal(size=N)}
+    assert_derivatives(cost, values, in_python(inputs, cost), fast_mode)

@@ -40,9 +40,12 @@ struct scanlib_array {
 
 typedef int64_t (*scanlib_kernel)(void *, void *);
 
+/* Up to how large sizes may be numbers in kernels of their own, and for how many sets of them. */
+enum { SCANLIB_SMALL = 32, SCANLIB_VARIANTS = 4 };
+
 struct scanlib_program {
   scanlib_kernel prepare, start, runs[2], last_round, combine; /* NULL where there is nothing to do */
-  int64_t n_inputs, n_outputs, n_functions, n_shared;
+  int64_t n_inputs, n_outputs, n_functions, n_shared, n_sizes, n_variants;
   int64_t size, steps, capacity, begin, taken, workspace, workspace_size, part, parts, choice;
   int64_t functions;
   int64_t may_stop;
@@ -50,7 +53,10 @@ struct scanlib_program {
   const scanlib_array *inputs, *outputs;
   const int64_t *addresses; /* of functions outside */
   const int64_t *shared;    /* outputs that are sums over the parts */
+  const int64_t *sizes;     /* words of sizes that may be numbers in the kernels of a variant */
+  const int64_t *variants;  /* of each, its sizes, zero for any large one, and its address */
   PyObject *fail;           /* raises what a code and the values of a frame stand for */
+  PyObject *vary;           /* returns the address of the variant for some sizes */
 };
 
 /* Tells Python how far a loop is; an error there, before its last line too, ends the loop. */
@@ -128,8 +134,12 @@ struct scanlib_call {
     frame[0] = 0; /* nobody is asked by what runs before the steps */
     table = own;
     if (called->size > SCANLIB_WORDS) table = (int64_t *)malloc(called->size * sizeof(int64_t));
-    if (table) table[called->choice] = 0; /* `prepare` of one kernel alone says nothing */
-    if (table && called->n_functions)
+    if (table) take(called);
+  }
+  void take(const scanlib_program *called) {
+    program = called;
+    table[called->choice] = 0; /* `prepare` of one kernel alone says nothing */
+    if (called->n_functions)
       memcpy(table + called->functions, called->addresses, called->n_functions * sizeof(int64_t));
   }
   ~scanlib_call() {
@@ -162,7 +172,37 @@ struct scanlib_call {
     table[program->outputs[k].word] = (int64_t)(intptr_t)data;
   }
 
-  int64_t prepare() { return program->prepare(table, frame); }
+  /* Takes the program for arrays of these sizes, which may have to be compiled: false with an
+   * exception. */
+  bool vary() {
+    const int64_t n = program->n_sizes;
+    std::vector<int64_t> sizes(n);
+    bool is_small = false;
+    for (int64_t k = 0; k < n; k++) {
+      const int64_t size = table[program->sizes[k]];
+      if (size < 2 || size > SCANLIB_SMALL) continue; /* arrays of one item repeat themselves */
+      sizes[k] = size, is_small = true;
+    }
+    const int64_t known = is_small ? __atomic_load_n(&program->n_variants, __ATOMIC_ACQUIRE) : 0;
+    for (int64_t v = 0; v < known; v++) {
+      const int64_t *own = program->variants + v * (n + 1);
+      if (memcmp(own, sizes.data(), n * sizeof(int64_t))) continue;
+      take((const scanlib_program *)(intptr_t)own[n]);
+      return true;
+    }
+    if ((!is_small || known == SCANLIB_VARIANTS) && program->prepare) return true;
+    const PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *found = PyObject_CallFunction(program->vary, "y#", (const char *)sizes.data(),
+                                            (Py_ssize_t)(n * sizeof(int64_t)));
+    if (found) take((const scanlib_program *)PyLong_AsVoidPtr(found));
+    Py_XDECREF(found);
+    PyGILState_Release(state);
+    return found != NULL;
+  }
+  int64_t prepare() {
+    if (program->n_sizes && !vary()) return SCANLIB_INTERRUPTED;
+    return program->prepare(table, frame);
+  }
   /* Returns whether there is memory. */
   bool start() {
     const int64_t bytes = table[program->workspace_size];

@@ -7,7 +7,10 @@ processes; addresses are not, so that nothing that is kept on disk has any.
 from __future__ import annotations
 
 import ctypes
+import os
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +20,7 @@ from pytensor.graph.fg import FunctionGraph
 
 from scanlib._compat import thaw_graph
 from scanlib.backends.handler.functions import function_address, has_compiled_function
-from scanlib.kernels.compiled import compile_program, program_key
+from scanlib.kernels.compiled import ProgramEntry, compile_program, program_key
 from scanlib.kernels.language import FRAME, NUMBERS
 from scanlib.kernels.program import ArrayType, LoopProgram
 from scanlib.kernels.python_driver import ENTRY, program_progress, raise_failure
@@ -27,7 +30,7 @@ from scanlib.schedules.array_loops import graph_program
 from scanlib.schedules.inner_loops import LOOPS, loop_program
 
 _KERNELS = ("prepare", "start", "first_run", "last_run", "last_round", "combine")
-_COUNTS = ("n_inputs", "n_outputs", "n_functions", "n_shared")
+_COUNTS = ("n_inputs", "n_outputs", "n_functions", "n_shared", "n_sizes", "n_variants")
 _WORDS = (
     *("size", "steps", "capacity", "begin", "taken", "workspace", "workspace_size"),
     *("part", "parts", "choice", "functions"),
@@ -48,13 +51,28 @@ class _Program(ctypes.Structure):
         ("outputs", ctypes.POINTER(_Array)),
         ("addresses", ctypes.POINTER(ctypes.c_int64)),
         ("shared", ctypes.POINTER(ctypes.c_int64)),
+        ("sizes", ctypes.POINTER(ctypes.c_int64)),
+        ("variants", ctypes.POINTER(ctypes.c_int64)),
         ("fail", ctypes.py_object),
+        ("vary", ctypes.py_object),
     ]
 
 
 _programs: dict[str, LoopProgram] = {}
 # Whatever has the address of a program may call it as long as the process runs.
 _described: dict[str, tuple[_Program, Any]] = {}
+MOST_VARIANTS = 4  # of a program, `SCANLIB_VARIANTS` of ``program.h``
+_variants: dict[tuple[str, bytes], int] = {}  # addresses, by the key and the sizes
+_varying = threading.RLock()
+
+
+def _unlock() -> None:
+    global _varying
+    _varying = threading.RLock()  # a thread that held it is not in this process
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock)
 
 
 def program_of(op: Any, node: Any = None) -> LoopProgram | None:
@@ -112,8 +130,7 @@ def result_shapes(
         table[place + 1 : place + 1 + len(shape)] = shape
     for number, value in values.items():
         table[words.inputs[number]] = value.ctypes.data
-    address(key)  # compiles it
-    prepare = ENTRY(_described[key][1].entries["prepare_entry"])
+    prepare = ENTRY(ProgramEntry(program, "prepare").address())
     code = prepare(table.ctypes.data, frame.ctypes.data)
     if code:
         raise_failure(program, code, frame[NUMBERS:])
@@ -127,8 +144,11 @@ def result_shapes(
 
 
 def _describe(program: LoopProgram) -> tuple[_Program, Any]:
-    """Return a program as C reads it, and what has to stay as long as it does."""
-    code, words = compile_program(program), program.words
+    """Return a program as C reads it, and what has to stay as long as it does.
+
+    One that has `free_sizes` is compiled when it is called with arrays of large ones first.
+    """
+    words = program.words
     inputs = [_array(kind, place) for kind, place in zip(program.inputs, words.inputs, strict=True)]
     outputs = []
     for number, (output, place) in enumerate(zip(program.outputs, words.outputs, strict=True)):
@@ -136,15 +156,11 @@ def _describe(program: LoopProgram) -> tuple[_Program, Any]:
         outputs[-1].grows, outputs[-1].extra = output.grows, output.extra
         outputs[-1].first = words.first_row(number)
     functions = [function_address(node) for node in program.functions]
-    kernels = program.kernels
-    names = [own.name for own in (kernels.prepare, kernels.start, kernels.run[0], kernels.run[-1])]
-    names += [names[-1] if kernels.last_round else "", "combine"]
-    if not kernels.start.body.statements:
-        names[1] = ""
+    sizes = [words.inputs[int(s.array[1:])] + 1 + s.axis for s in program.free_sizes]
     tell = program_progress(program).address if program.progress else 0
     described = _Program(
-        *(code.entries.get(f"{name}_entry", 0) for name in names),
-        *(len(inputs), len(outputs), len(functions), len(program.shared)),
+        *(0 for _ in _KERNELS),
+        *(len(inputs), len(outputs), len(functions), len(program.shared), len(sizes), 0),
         *(getattr(words, name) for name in _WORDS),
         program.may_stop,
         tell,
@@ -152,9 +168,51 @@ def _describe(program: LoopProgram) -> tuple[_Program, Any]:
         _sequence(_Array, outputs),
         _sequence(ctypes.c_int64, functions),
         _sequence(ctypes.c_int64, program.shared),
+        _sequence(ctypes.c_int64, sizes),
+        _sequence(ctypes.c_int64, [0] * (MOST_VARIANTS * (len(sizes) + 1))),
         partial(_fail, program),
+        partial(_vary, program),
     )
-    return described, code
+    return described, None if sizes else _compile(program, described)
+
+
+def _compile(program: LoopProgram, described: _Program) -> Any:
+    """Compile a program for arrays of any sizes; `prepare`, which says that it is, comes last."""
+    code, kernels = compile_program(program), program.kernels
+    names = [own.name for own in (kernels.prepare, kernels.start, kernels.run[0], kernels.run[-1])]
+    names += [names[-1] if kernels.last_round else "", "combine"]
+    if not kernels.start.body.statements:
+        names[1] = ""
+    for field, name in reversed([*zip(_KERNELS, names, strict=True)]):
+        setattr(described, field, code.entries.get(f"{name}_entry", 0))
+    return code
+
+
+def _vary(program: LoopProgram, given: bytes) -> int:
+    """Return the address of the program for inputs some of whose sizes are given, zero for a large
+    one: of a variant that has them as known numbers, as long as there are few."""
+    key = program_key(program)
+    with _varying:
+        described, code = _described[key]
+        place, found = (key, given), ctypes.addressof(described)
+        if place in _variants:
+            return _variants[place]
+        sizes = np.frombuffer(given, np.int64).tolist()
+        numbers = {own: size for own, size in zip(program.free_sizes, sizes, strict=True) if size}
+        is_kept = bool(numbers) and described.n_variants < MOST_VARIANTS
+        if is_kept and program.of_sizes is not None:
+            variant = replace(program.of_sizes(numbers=numbers), progress=program.progress)
+            if not variant.free_sizes and variant.words.size <= program.words.size:
+                found = address(registered(variant))
+        if found == ctypes.addressof(described) and code is None:
+            _described[key] = described, _compile(program, described)
+        if is_kept:
+            row = described.n_variants * (len(sizes) + 1)
+            for k, word in enumerate([*sizes, found]):
+                described.variants[row + k] = word
+            described.n_variants += 1
+            _variants[place] = found
+        return found
 
 
 def _sequence(kind: Any, items: Sequence[Any]) -> Any:

@@ -10,7 +10,8 @@ Of arrays with a short last axis, such as three numbers for each of many members
 taken at once if they lie side by side, and results are put in memory so that they do. So are the
 results of transposes: PyTensor has ``x @ (A + b)`` as a product of ``A.T + b.T``.
 
-A sum over inner axes is collected in one number for each lane, one over outer axes in memory.
+A sum over inner axes is collected in one number for each lane, one over outer axes in registers, or
+in memory where rows are long.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from scanlib.kernels.scalars import (
     parts_of,
 )
 from scanlib.kernels.spans import (
+    Cell,
     Total,
     itemsize,
     lane_counts,
@@ -514,15 +516,24 @@ def write_cumulative(step: Step, node: Apply) -> None:
         place = place.view([product(*place.sizes)], [place.itemsize])
     axis = (op.axis or 0) % place.ndim
     target = step.target(out, place.sizes)
+    step.bind_place(out, target)
+    combine, nothing = (added, -0.0) if op.mode == "add" else (multiplied, 1.0)
+    others = [k for k in range(target.ndim) if k != axis]
+    if not others and parts_of(target.dtype) is None:  # numbers that no step reads from memory
+        walks = [walked(step, each, place.sizes) for each in (place, target)]
+        result = Cell(step.writer, step.scalars.constant(nothing, target.dtype))
+        with over(step, walks, place.sizes):
+            item = step.scalars.number_as(walks[0].load(step, 1), target.dtype)
+            result.value = combine(result.value, item)
+            walks[1].store(step, result.value)
+        return
     write_copy(step, place, target)
     size, stride = target.sizes[axis], target.strides[axis]
-    others = [k for k in range(target.ndim) if k != axis]
     with step.writer.loop(1, step.value(size)) as index:
         before, here = (
             target.along(others, step.moved(target.pointer, k, stride)) for k in (index - 1, index)
         )
-        write_copy(step, before, here, added if op.mode == "add" else multiplied)
-    step.bind_place(out, target)
+        write_copy(step, before, here, combine)
 
 
 # Reductions
@@ -594,10 +605,14 @@ class Reduction:
         return total.after()
 
     def write_outer(self, sizes: list[Size], kept: list[int], sums: Place) -> None:
-        """Write a reduction that is collected in memory, in the order of the array's axes."""
+        """Write a reduction that is collected in memory, in the order of the array's axes; in
+        registers, if these hold a row."""
         step = self.step
-        write_copy(step, self.identity(), sums)
         arrays = self.tree.prepare()
+        alone = len(kept) - 1
+        if kept == [*range(alone), len(sizes) - 1] and self._in_registers(arrays, sizes, sums):
+            return
+        write_copy(step, self.identity(), sums)
         strides: list[Size] = [0] * len(sizes)
         for axis, stride in zip(kept, sums.strides, strict=True):
             strides[axis] = 0 if step.sizes.same(sizes[axis]) == 1 else stride
@@ -611,6 +626,32 @@ class Reduction:
 
         loops = collapse(step, [*arrays, result], sizes)
         nest(step, [*arrays, result], loops, write)
+
+    def _in_registers(self, arrays: list[Walk], sizes: list[Size], sums: Place) -> bool:
+        """Write the reduction of rows to one, of each item of a batch, in registers; False, and
+        nothing, if rows are long."""
+        step, w, size, alone = self.step, self.step.writer, sizes[-1], sums.ndim - 1
+        result, before = walked(step, sums, sums.sizes), len(w.block.statements)
+        lanes = possible_lanes(arrays, size)[0]
+        pieces = lane_pieces(size, lanes) if isinstance(size, int) else []
+        if not 0 < len(pieces) <= MOST_UNROLLED:
+            return False
+        try:
+            with over(step, [*arrays, result], sizes[:alone]):
+                cells = [Cell(w, spread(w, self.identity(), count)) for _, count in pieces]
+                with over(step, arrays, sizes[alone:-1], alone):
+                    for (first, count), cell in zip(pieces, cells, strict=True):
+                        with ExitStack() as stack:
+                            move(step, arrays, len(sizes) - 1, first, stack)
+                            cell.value = self.combined(cell.value, self.item(count))
+                for (first, _), cell in zip(pieces, cells, strict=True):
+                    with ExitStack() as stack:
+                        move(step, [result], alone, first, stack)
+                        result.store(step, cell.value)
+        except LanesError:
+            del w.block.statements[before:]
+            return False
+        return True
 
 
 @rule(CAReduce)

@@ -14,7 +14,9 @@ runs end. Where either half is cut in two is searched for, so that four items ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial, reduce
+from operator import or_
 
 import numpy as np
 from pytensor.graph.basic import Apply
@@ -23,16 +25,17 @@ from pytensor.tensor.sort import ArgSortOp, SortOp
 
 from scanlib._compat import sorted_axis
 from scanlib.kernels.arrays.array_step import Step, rule
-from scanlib.kernels.arrays.nests import over, walked, write_copy
+from scanlib.kernels.arrays.nests import move, over, walked, write_copy
 from scanlib.kernels.arrays.sizes import total
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
 from scanlib.kernels.linalg.matrices import shared
 from scanlib.kernels.scalars import NoKernelError, Number, limit, parts_of, real
-from scanlib.kernels.spans import load_number
+from scanlib.kernels.spans import load_number, walk
 
 RUN = 32  # items that are put in order by counting
 LANES = 8  # items whose places are counted at once
+SEARCHES = 8  # items whose places are searched for at once
 
 Column = tuple[Type, Value, Value]  # items of a type that are moved from one place to another
 
@@ -196,7 +199,7 @@ class _Side:
             other = self.moved(self.first, count)
             return self.choose(self.one(k - 1, other), other)[0]
 
-        return self.moved(self.first, _count_while(self.w, k, is_taken))
+        return self.moved(self.first, _count_while(self.w, k, [is_taken])[0])
 
     def take(self, k: Value, following: Local) -> None:
         """Write an item of the result; `following` is where the second run's next is."""
@@ -236,20 +239,25 @@ def _flag(w: Writer, condition: Value) -> Value:
     return w.apply("opaque", w.cast(condition, "int64"))
 
 
-def _count_while(w: Writer, size: Value, holds: Callable[[Value], Value]) -> Value:
-    """Return how many of the first places something holds for, which does for none after them.
+def _count_while(w: Writer, size: Value, holds: Sequence[Callable[[Value], Value]]) -> list[Value]:
+    """Return of how many of the first places each of some things holds, and of none after them.
 
-    All searches take as many steps, none of which waits for another search.
+    All searches take as many steps, side by side: none waits for another one.
     """
-    first, rest = w.local(0, INT64), w.local(size)
+    firsts, rest = [w.local(0, INT64) for _ in holds], w.local(size)
+
+    def go_on(half: Value) -> None:
+        for first, each in zip(firsts, holds, strict=True):
+            start = w.copy(first)
+            w.assign(first, start + (half & -_flag(w, each(start + half - 1))))
+
     with w.loop_while(lambda: w.copy(rest) > 1):
-        half, start = w.copy(rest) >> 1, w.copy(first)
-        w.assign(first, start + half * _flag(w, holds(start + half - 1)))
+        half = w.copy(rest) >> 1
+        go_on(half)
         w.assign(rest, w.copy(rest) - half)
     with w.when(w.copy(rest) > 0):
-        start = w.copy(first)
-        w.assign(first, start + _flag(w, holds(start)))
-    return w.copy(first)
+        go_on(w.constant(1, INT64))
+    return list(map(w.copy, firsts))
 
 
 @rule(SortOp, ArgSortOp)
@@ -330,24 +338,39 @@ def write_search(step: Step, node: Apply) -> None:
         item = item_at(place)
         return item.equals(item)
 
-    def found(item: Value) -> Value:
-        def comes_before(place: Value) -> Value:
+    def found(items: Sequence[Value]) -> list[Value]:
+        def comes_before(item: Value, place: Value) -> Value:
             return item_at(place) < item if is_left else item_at(place) <= item
 
-        place = _count_while(w, size, comes_before)
-        if not item.type.is_float:
-            return place
-        result = w.local(place)
-        with w.when(item.differs(item)):
-            w.assign(result, _count_while(w, size, is_number) if is_left else size)
-        return w.copy(result)
+        places = _count_while(w, size, [partial(comes_before, item) for item in items])
+        if not items[0].type.is_float:
+            return places
+        results = list(map(w.local, places))
+        unordered = [item.differs(item) for item in items]
+        with w.when(reduce(or_, unordered)):
+            end = _count_while(w, size, [is_number])[0] if is_left else size
+            for is_last, result in zip(unordered, results, strict=True):
+                w.assign(result, w.select(is_last, end, w.copy(result)))
+        return list(map(w.copy, results))
 
     if wanted.type.ndim == 0:
-        step.bind_number(out, found(compares(step.number(wanted))))
+        step.bind_number(out, found([compares(step.number(wanted))])[0])
         return
     place = step.place(wanted)
     target = step.target(out, place.sizes)
     walks = [walked(step, each, place.sizes) for each in (place, target)]
-    with over(step, walks, place.sizes):
-        walks[1].store(step, found(compares(walks[0].load(step, 1))))
+
+    def search(first: Value, count: int) -> None:
+        items = []
+        for k in range(count):
+            with ExitStack() as stack:
+                move(step, walks, place.ndim - 1, first + k, stack)
+                items.append(compares(walks[0].load(step, 1)))
+        for k, number in enumerate(found(items)):
+            with ExitStack() as stack:
+                move(step, walks, place.ndim - 1, first + k, stack)
+                walks[1].store(step, number)
+
+    with over(step, walks, place.sizes[:-1]):
+        walk(w, w.constant(0, INT64), step.value(place.sizes[-1]), [SEARCHES], search)
     step.bind_place(out, target)

@@ -11,7 +11,7 @@ pairs     a product of two values that both differ from      the same work; pays
           step to step                                       summed, as ``Σ X_t Y_t`` is one product
 light     elementwise work, reductions, indices, shapes      one more pass over memory. In a step it
                                                              works on rows that are in the cache.
-heavy     factorizations, solves, sorts: an array a time     the same work: as long in a loop; stays
+heavy     factorizations, solves, sorts, searches            the same work: as long in a loop; stays
 bound     loops, random draws, all that is not known         not possible
 ========  =================================================  ====================================
 
@@ -67,10 +67,11 @@ from pytensor.tensor.basic import (
 )
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.extra_ops import CumOp, Repeat
+from pytensor.tensor.extra_ops import CumOp, Repeat, SearchsortedOp
 from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Argmax, Dot
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import (
     AdvancedSubtensor,
@@ -93,6 +94,7 @@ _ONE_PASS: tuple[type, ...] = (
     *(MakeVector, Reshape, Shape, Shape_i, Softmax, SpecifyShape, Subtensor),
     *([] if LOG_SUM_EXP is None else [LOG_SUM_EXP]),
 )
+_ORDERS = (SortOp, ArgSortOp, SearchsortedOp)
 _LIGHT = (*_VIEWS, *_ONE_PASS, ARange, CheckAndRaise, CumOp, ExtractDiag)
 
 # Which input is the first of those that say how large a result is.
@@ -119,7 +121,7 @@ def kind(node: Apply, varies: Callable[[Variable], bool]) -> str:
         return _kind_of_product(node, varies)
     if isinstance(op, SolveBase) and not varies(node.inputs[0]) and not batch_rank(node):
         return PRODUCT
-    if is_linear_algebra(op):
+    if is_linear_algebra(op) or isinstance(op, _ORDERS):
         return HEAVY
     if isinstance(node.op, Blockwise):
         return BOUND
