@@ -134,7 +134,6 @@ def test_parts_of_a_size_that_changes_are_not_stored(fast_mode):
 ORDERS = {
     "searched": lambda x, h: h[pt.searchsorted(pt.cumsum(pt.exp(x * h[0])), x) % N] * x,
     "ranked": lambda x, h: pt.sin(h[pt.argsort(x + h)]) * x,
-    "sorted": lambda x, h: pt.sort(x + h) * pt.sin(x),
 }
 
 
