@@ -76,10 +76,14 @@ def program_key(program: LoopProgram) -> str:
 
 
 def compile_program(program: LoopProgram) -> CompiledKernels:
-    """Return the kernels of a loop as machine code."""
-    kernels = _kernels_of(program)
-    _load_shared(kernels)
-    return _load(_object_code(program_text(program)), [f"{own.name}_entry" for own in kernels])
+    """Return the kernels of a loop as machine code, which stays in memory."""
+    key = program_key(program)
+    if key not in _loaded:
+        kernels = _kernels_of(program)
+        _load_shared(kernels)
+        names = [f"{own.name}_entry" for own in kernels]
+        _loaded[key] = _load(_object_code(program_text(program)), names)
+    return _loaded[key]
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,10 +97,7 @@ class ProgramEntry:
         return f"{self.kernel} of {program_key(self.program)}"
 
     def address(self) -> int:
-        key = program_key(self.program)
-        if key not in _loaded:
-            _loaded[key] = compile_program(self.program)
-        return _loaded[key].entries[f"{self.kernel}_entry"]
+        return compile_program(self.program).entries[f"{self.kernel}_entry"]
 
 
 _loaded: dict[str, CompiledKernels] = {}

@@ -609,17 +609,20 @@ def _erf_core(w: Writer, x: Value) -> Value:
     return w.fma(x, polynomial(w, ERF, x * x), x)
 
 
-def erf(w: Writer, x: Value) -> Value:
+def _erfc_of_size(w: Writer, x: Value) -> Value:
     size = _within(w, abs(x), None, 30.0)
-    tail = 1.0 - _scaled_erfc(w, size) * _exp_of_square(w, size, -1.0)
-    return w.select(size < 1.0, _erf_core(w, x), w.apply("copysign", tail, x))
+    return _scaled_erfc(w, size) * _exp_of_square(w, size, -1.0)
+
+
+def erf(w: Writer, x: Value) -> Value:
+    found = w.apply("copysign", 1.0 - _erfc_of_size(w, x), x)
+    return w.select(abs(x) < 1.0, _erf_core(w, x), found)
 
 
 def erfc(w: Writer, x: Value) -> Value:
-    size = _within(w, abs(x), None, 30.0)
-    tail = _scaled_erfc(w, size) * _exp_of_square(w, size, -1.0)
+    tail = _erfc_of_size(w, x)
     found = w.select(x < 0.0, 2.0 - tail, tail)
-    return w.select(size < 0.5, 1.0 - _erf_core(w, x), found)
+    return w.select(abs(x) < 0.5, 1.0 - _erf_core(w, x), found)
 
 
 def erfcx(w: Writer, x: Value) -> Value:

@@ -86,9 +86,9 @@ def _with_batches(
     except NotImplementedError:  # of loops in the step
         if not all(map(is_tensor, outputs)):
             raise
-        return _by_rows(outputs, replacements, rank)
+        return by_rows(outputs, replacements, rank)
     sized = any(map(_sizes_differ, toposort(found))) and all(map(is_tensor, outputs))
-    return _by_rows(outputs, replacements, rank) if sized else found
+    return by_rows(outputs, replacements, rank) if sized else found
 
 
 def _sizes_differ(node: Apply) -> bool:
@@ -104,7 +104,7 @@ def _sizes_differ(node: Apply) -> bool:
     return any(common(end, rank) is None for end in ends)
 
 
-def _by_rows(
+def by_rows(
     outputs: list[Variable], replacements: dict[Variable, Variable], rank: int
 ) -> list[Variable]:
     """Return what a step computes of batches, by a loop over their rows."""
@@ -114,7 +114,7 @@ def _by_rows(
     varying = depends_on(outputs, list(rows))
     chosen = [out for out in outputs if out in varying]
     pairs = [(replacements[core], row) for core, row in rows.items()]
-    values = map_rows(pairs, _by_rows(chosen, rows, rank - 1), function="map")
+    values = map_rows(pairs, by_rows(chosen, rows, rank - 1), function="map")
     found = dict(zip(chosen, values, strict=True))
     return [found.get(out, out) for out in outputs]
 

@@ -60,9 +60,8 @@ class _Program(ctypes.Structure):
 
 _programs: dict[str, LoopProgram] = {}
 # Whatever has the address of a program may call it as long as the process runs.
-_described: dict[str, tuple[_Program, Any]] = {}
+_described: dict[str, _Program] = {}
 MOST_VARIANTS = 4  # of a program, `SCANLIB_VARIANTS` of ``program.h``
-_variants: dict[tuple[str, bytes], int] = {}  # addresses, by the key and the sizes
 _varying = threading.RLock()
 
 
@@ -109,7 +108,7 @@ def address(key: str) -> int:
     """Return the address of a registered program, which is compiled if it has not been."""
     if key not in _described:
         _described[key] = _describe(_programs[key])
-    return ctypes.addressof(_described[key][0])
+    return ctypes.addressof(_described[key])
 
 
 def result_shapes(
@@ -143,8 +142,8 @@ def result_shapes(
     return found
 
 
-def _describe(program: LoopProgram) -> tuple[_Program, Any]:
-    """Return a program as C reads it, and what has to stay as long as it does.
+def _describe(program: LoopProgram) -> _Program:
+    """Return a program as C reads it.
 
     One that has `free_sizes` is compiled when it is called with arrays of large ones first.
     """
@@ -173,10 +172,12 @@ def _describe(program: LoopProgram) -> tuple[_Program, Any]:
         partial(_fail, program),
         partial(_vary, program),
     )
-    return described, None if sizes else _compile(program, described)
+    if not sizes:
+        _compile(program, described)
+    return described
 
 
-def _compile(program: LoopProgram, described: _Program) -> Any:
+def _compile(program: LoopProgram, described: _Program) -> None:
     """Compile a program for arrays of any sizes; `prepare`, which says that it is, comes last."""
     code, kernels = compile_program(program), program.kernels
     names = [own.name for own in (kernels.prepare, kernels.start, kernels.run[0], kernels.run[-1])]
@@ -185,33 +186,30 @@ def _compile(program: LoopProgram, described: _Program) -> Any:
         names[1] = ""
     for field, name in reversed([*zip(_KERNELS, names, strict=True)]):
         setattr(described, field, code.entries.get(f"{name}_entry", 0))
-    return code
 
 
 def _vary(program: LoopProgram, given: bytes) -> int:
     """Return the address of the program for inputs some of whose sizes are given, zero for a large
     one: of a variant that has them as known numbers, as long as there are few."""
-    key = program_key(program)
+    described, sizes = _described[program_key(program)], np.frombuffer(given, np.int64).tolist()
     with _varying:
-        described, code = _described[key]
-        place, found = (key, given), ctypes.addressof(described)
-        if place in _variants:
-            return _variants[place]
-        sizes = np.frombuffer(given, np.int64).tolist()
+        count, width, found = described.n_variants, len(sizes) + 1, ctypes.addressof(described)
+        for row in range(0, count * width, width):  # made while this call waited, say
+            *own, made = described.variants[row : row + width]
+            if own == sizes:
+                return int(made)
         numbers = {own: size for own, size in zip(program.free_sizes, sizes, strict=True) if size}
-        is_kept = bool(numbers) and described.n_variants < MOST_VARIANTS
+        is_kept = bool(numbers) and count < MOST_VARIANTS
         if is_kept and program.of_sizes is not None:
             variant = replace(program.of_sizes(numbers=numbers), progress=program.progress)
             if not variant.free_sizes and variant.words.size <= program.words.size:
                 found = address(registered(variant))
-        if found == ctypes.addressof(described) and code is None:
-            _described[key] = described, _compile(program, described)
+        if found == ctypes.addressof(described) and not described.prepare:
+            _compile(program, described)
         if is_kept:
-            row = described.n_variants * (len(sizes) + 1)
             for k, word in enumerate([*sizes, found]):
-                described.variants[row + k] = word
+                described.variants[count * width + k] = word
             described.n_variants += 1
-            _variants[place] = found
         return found
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
-from operator import mul
 from typing import Any
 
 import numpy as np
@@ -26,7 +24,8 @@ from pytensor.tensor.special import Softmax
 
 from scanlib._compat import GER, inline_ofg_node
 from scanlib.kernels.scalars import NoKernelError
-from scanlib.ops.loop import Carry, Loop, map_rows
+from scanlib.ops.batching import by_rows
+from scanlib.ops.loop import Carry, Loop
 from scanlib.ops.row_ops.step_products import LENGTHS, SIZES, StepProducts
 
 
@@ -228,21 +227,15 @@ def _decomposed(node: Apply) -> list[Variable] | None:
     if isinstance(op, Blockwise):
         if not op.batch_ndim(node):
             return op.core_op.make_node(*node.inputs).outputs
-        return (
-            _by_matrices(op.core_op, *node.inputs) if isinstance(op.core_op, OF_MATRICES) else None
-        )
+        if not isinstance(op.core_op, OF_MATRICES):
+            return None
+        one = op._create_dummy_core_node(node.inputs)
+        pairs = dict(zip(one.inputs, node.inputs, strict=True))
+        return by_rows(one.outputs, pairs, op.batch_ndim(node))
     if not is_decomposed(op):
         return None
     rule = DECOMPOSITIONS.get(type(op))
     return inline_ofg_node(node) if rule is None else [rule(op, *node.inputs)]
-
-
-def _by_matrices(op: Op, x: Variable) -> list[Variable]:
-    """Return what an Op makes of each of the matrices that an array holds."""
-    sizes, end = list(x.shape), x.type.ndim - 2
-    matrices = pt.reshape(x, (reduce(mul, sizes[:end]), *sizes[end:]))
-    found = map_rows([(matrices, matrix := matrices[0].type())], [op(matrix)])
-    return [pt.reshape(each, (*sizes[:end], *list(each.shape)[1:])) for each in found]
 
 
 def is_decomposed(op: Op) -> bool:

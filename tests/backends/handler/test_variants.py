@@ -47,7 +47,7 @@ def cost(x, h, W):
 def described(name):
     """Return what C knows of the programs of loops of a name."""
     return [
-        programs._described[key][0]
+        programs._described[key]
         for key, program in programs._programs.items()
         if program.name == name and program.free_sizes and key in programs._described
     ]
