@@ -33,6 +33,7 @@ from scanlib._compat import thaw_graph
 from scanlib.kernels.arrays import (  # noqa: F401  (their rules)
     algebra,
     blockwise,
+    convolutions,
     orders,
     spectra,
     views,

@@ -7,7 +7,8 @@ import pytensor.tensor as pt
 import pytest
 import scipy.linalg
 from pytensor.tensor.linalg.decomposition.eigen import Eigh
-from pytensor.tensor.signal import convolve1d
+from pytensor.tensor.signal import convolve1d, convolve2d
+from scipy import signal
 
 import scanlib
 from scanlib.kernels.scalars import NoKernelError
@@ -248,6 +249,75 @@ def test_convolutions(dtype, mode, linker):
     for n, k in ((0, 2), (2, 0)) if mode != "same" else ():
         with pytest.raises(ValueError, match="empty"):
             f(np.ones((1, n), dtype), np.ones(k, dtype))
+
+
+@pytest.mark.parametrize("linker", ["numba", "c"])
+@pytest.mark.parametrize("mode", ["full", "valid", "same"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
+def test_convolutions_of_matrices(dtype, mode, linker):
+    x, kernel = pt.tensor3("x", dtype=dtype), pt.matrix("kernel", dtype=dtype)
+
+    def step(x, h, kernel):
+        return h + 1, convolve2d(pt.switch(h >= 0, x, 2 * x), kernel, mode=mode)
+
+    start = pt.zeros((), dtype=dtype)
+    _, trace = scanlib.scan(step, x, [start, None], [kernel], return_updates=False)
+    f = pytensor.function([x, kernel], trace, mode=MODES[linker])
+    (loop,) = (node for node in f.maker.fgraph.toposort() if is_loop(node))
+    array_program(loop.op)  # which would raise
+    sizes = [
+        ((1, 1), (1, 1)),
+        ((7, 5), (3, 2)),
+        ((4, 9), (4, 1)),
+        ((3, 3), (5, 4)),
+        ((3, 8), (5, 2)),
+    ]
+    for n, k in sizes:
+        if mode == "same" and max(k) > min(n):
+            continue
+        values, weights = ((10 * rng.normal(size=s)).astype(dtype) for s in ((2, *n), k))
+        if mode == "valid" and n == (3, 8):
+            with pytest.raises(ValueError, match="at least as large as the other"):
+                f(values, weights)
+            continue
+        given = [values, weights]
+        if mode == "same":  # zeros are put beside the matrix
+            around = [(s // 2, (s - 1) // 2) for s in k]
+            given[0] = np.pad(values, [(0, 0), *around])
+        where = "full" if mode == "full" else "valid"
+        expected = [signal.convolve(row, given[1], where, "direct") for row in given[0]]
+        np.testing.assert_allclose(f(values, weights), expected, rtol=1e-5, atol=1e-4)
+    for n, k in ((0, 2), (2, 0)) if mode != "same" else ():
+        with pytest.raises(ValueError, match="empty"):
+            f(np.ones((1, n, 2), dtype), np.ones((k, 2), dtype))
+
+
+@pytest.mark.parametrize("boundary", ["fill", "wrap"])
+@pytest.mark.parametrize("known", [True, False])
+def test_cellular_automata_have_kernels(known, boundary):
+    weights = np.array([[1.0, 1, 1], [1, 0, 1], [1, 1, 1]])
+    start = pt.dmatrix("start")
+    kernel = pt.tensor("kernel", shape=(3, 3) if known else (None, None))
+
+    def step(h, kernel):
+        return pt.tanh(convolve2d(h, kernel, mode="same", boundary=boundary) * 0.1 + h)
+
+    last = scanlib.scan(step, None, start, kernel, n_steps=3, return_updates=False)[-1]
+    outputs = [last, *pt.grad((last**2).sum(), [start, kernel])]
+    f = pytensor.function([start, kernel], outputs, mode=MODES["numba"])
+    loops = [node for node in f.maker.fgraph.toposort() if is_loop(node)]
+    assert len(loops) == 2
+    for node in loops:
+        array_program(node.op)  # which would raise
+    expected = values = rng.normal(size=(5, 6))
+    for _ in range(3):
+        met = signal.convolve2d(expected, weights, "same", boundary)
+        expected = np.tanh(met * 0.1 + expected)
+    found = f(values, weights)
+    np.testing.assert_allclose(found[0], expected)
+    plain = pytensor.function([start, kernel], outputs, mode="FAST_COMPILE")
+    for own, wanted in zip(found, plain(values, weights), strict=True):
+        np.testing.assert_allclose(own, wanted, rtol=1e-9)
 
 
 @pytest.mark.parametrize("mode", ["full", "valid", "same"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
@@ -16,15 +15,13 @@ from pytensor.tensor.linalg.solvers.psd import CholeskySolve
 from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from pytensor.tensor.linalg.summary import Det, SLogDet
 from pytensor.tensor.math import Dot
-from pytensor.tensor.signal.conv import Convolve1d
 
 from scanlib.kernels.arrays.array_step import Step, rule
-from scanlib.kernels.arrays.nests import contiguous, copied, write_copy
+from scanlib.kernels.arrays.nests import copied, write_copy
 from scanlib.kernels.arrays.sizes import (
     Size,
     changes,
     if_equal,
-    maximum,
     minimum,
     pieces,
     product,
@@ -32,7 +29,7 @@ from scanlib.kernels.arrays.sizes import (
     total,
 )
 from scanlib.kernels.arrays.workspace import Place, is_contiguous
-from scanlib.kernels.language import FLOATS, INT64, Type, Value
+from scanlib.kernels.language import FLOATS, Type, Value
 from scanlib.kernels.linalg import factorizations, products
 from scanlib.kernels.linalg.matrices import Matrix, call_routine, packed
 from scanlib.kernels.scalars import NoKernelError, parts_of
@@ -362,38 +359,3 @@ def check_done(step: Step, failed: Value, results: Sequence[Place]) -> None:
     with w.when(~w.load(Type("int32"), failed).equals(0)):
         for result in results:
             write_copy(step, step.scalars.constant(float("nan"), result.dtype), result)
-
-
-@rule(Convolve1d)
-def write_convolution(step: Step, node: Apply) -> None:
-    """Write ``Σ_i a_i b_(j - i)`` for each ``j`` at which all of the shorter array meets the longer
-    one or, if the last input is true, a part of it: that one turned round, times what it meets."""
-    (one, other, full), (out,), w = node.inputs, node.outputs, step.writer
-    a, b, is_full = contiguous(step, one), contiguous(step, other), step.size_of(full)
-    if not a.dtype == b.dtype == out.type.dtype:
-        raise NoKernelError("a convolution of numbers of two dtypes has no kernel")
-    (n,), (k,), item = a.sizes, b.sizes, a.itemsize
-    least, most = minimum(n, k), maximum(n, k)
-    step.require_not_below(least, 1, "ValueError", "the arrays of a convolution must not be empty")
-    meeting, whole = total(n, k, -1), total(most, product(-1, least), 1)
-    is_short = step.value(n) < step.value(k)
-    long = w.select(is_short, b.pointer, a.pointer)
-    short = w.select(is_short, a.pointer, b.pointer)
-    turned, last = step.fresh(a.dtype, [least]), step.value(total(least, -1))
-    write_copy(step, turned.view([least], [-item], w.offset(short, last * item)), turned)
-    target = step.target(out, [if_equal(is_full, 1, meeting, whole)])
-    stride = size_operand(step, target.strides[0])
-
-    def write(first: Value, start: Value, count: Any, place: Value, results: Any) -> None:
-        """Write some results, from a place on."""
-        row = Matrix(w.offset(turned.pointer, first * item), a.dtype, 1, count, item, item)
-        rows = Matrix(w.offset(long, start * item), a.dtype, count, results, item, item)
-        to = step.moved(target.pointer, place, target.strides[0])
-        products.multiply(w, row, rows, Matrix(to, a.dtype, 1, results, stride, stride))
-
-    zero, parts = w.constant(0, INT64), step.value(if_equal(is_full, 1, total(least, -1), 0))
-    write(zero, zero, size_operand(step, least), parts, size_operand(step, whole))
-    with w.loop(0, parts) as i:
-        write(last - i, zero, i + 1, i, 1)
-        write(zero, step.value(most) - 1 - i, i + 1, step.value(meeting) - 1 - i, 1)
-    step.bind_place(out, target)

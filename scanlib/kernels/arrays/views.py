@@ -202,10 +202,10 @@ def write_reshape(step: Step, node: Apply) -> None:
         return
     place = contiguous(step, inp)
     items = product(*place.sizes)
-    unknown = [axis for axis, size in enumerate(wanted) if size == -1]
-    if len(unknown) == 1:
-        others = product(*(size for size in wanted if size != -1))
-        wanted[unknown[0]] = quotient(items, others)
+    for axis, size in enumerate(given := list(wanted)):
+        if size == -1 or (isinstance(size, Given) and size.kind == "value"):
+            rest = quotient(items, product(*given[:axis], *given[axis + 1 :]))
+            wanted[axis] = rest if size == -1 else if_equal(size, -1, rest, size)
     if not wanted:
         step.require(items, 1, "ValueError", f"{RESHAPED}shape ()", [items])
         step.bind_number(out, load_number(step.writer, place.dtype, place.pointer, 0))

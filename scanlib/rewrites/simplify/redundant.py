@@ -418,7 +418,8 @@ def hoist_invariants(edit: LoopEdit) -> None:
 def _worth_hoisting(variable: Variable) -> bool:
     node = variable.owner
     if isinstance(node.op, Subtensor):
-        return bool(variable.type.ndim > 0)  # what remains may be elementwise
+        # Where items of floats remain, the loop may be elementwise; integers may be sizes.
+        return bool(variable.type.ndim > 0) or variable.type.dtype in integer_dtypes
     if isinstance(node.op, _NOT_WORTH_IT) or getattr(node.op, "view_map", None):
         return False
     if _is_of_sizes(variable):

@@ -79,6 +79,8 @@ def item_of_stack(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     if index is None or len(index) != 1 or not isinstance(index[0], int):
         return None
     node, count = stacked.owner, stacked.type.shape[0]
+    if node is not None and isinstance(node.op, Shape):  # which an item of is one size
+        return None
     arrays = _arrays(stacked, 0)
     if not arrays and node is not None and isinstance(node.op, Elemwise) and count is not None:
         arrays = _elementwise(node, 0, count, {})
@@ -115,7 +117,7 @@ _stacks = dfs_rewriter(
 
 def without_stacks(body: FunctionGraph) -> bool:
     """Rewrite what a step does to stacks of few arrays; return whether there were any."""
-    if not any(isinstance(node.op, Join | MakeVector) for node in body.apply_nodes):
+    if not any(isinstance(node.op, Join | MakeVector | Shape) for node in body.apply_nodes):
         return False
     before = set(body.apply_nodes)
     _stacks.rewrite(body)
@@ -153,6 +155,8 @@ class _Unstacking:
                 return []
             is_stack = arrays[0].type.broadcastable[axis]
             return [pt.cast(array.squeeze(axis), dtype) for array in arrays] if is_stack else []
+        if isinstance(node.op, Shape):
+            return [node.outputs[0][k] for k in range(node.inputs[0].type.ndim)]
         if isinstance(node.op, DimShuffle):
             return self.of_turned(node, axis, most)
         if isinstance(node.op, Softmax) and node.op.axis == (axis,):  # of gradients
@@ -162,7 +166,7 @@ class _Unstacking:
         if not isinstance(node.op, Elemwise) or len(node.outputs) > 1:
             return []
         known = {inp: self(inp, axis, most - 1) for inp in node.inputs}
-        counts = {len(arrays) for arrays in known.values() if arrays}
+        counts = {len(arrays) for arrays in known.values() if arrays} or _few_integers(node)
         return _elementwise(node, axis, counts.pop(), known) if len(counts) == 1 else []
 
     def of_turned(self, node: Apply, axis: int, most: int) -> list[Variable]:
@@ -173,6 +177,13 @@ class _Unstacking:
         del order[axis]
         rest = [other if other == "x" or other < place else other - 1 for other in order]
         return [array.dimshuffle(rest) for array in self(node.inputs[0], place, most - 1)]
+
+
+def _few_integers(node: Apply) -> set[int]:
+    """Return the length of a vector of few integers, as those that sizes are computed of."""
+    kind = node.outputs[0].type
+    is_vector = kind.ndim == 1 and np.dtype(kind.dtype).kind in "iub"
+    return {size for size in kind.shape if is_vector and size is not None and size <= MOST_ARRAYS}
 
 
 def _elementwise(
