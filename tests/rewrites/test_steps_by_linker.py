@@ -123,3 +123,37 @@ def test_matrices_that_functions_make_are_made_step_by_step(mode, function):
             expected.append(state)
         for compiled in (by_steps, at_once):
             np.testing.assert_allclose(compiled(*given), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("mode", ["numba", "c"])
+@pytest.mark.parametrize("order", [3, 12])
+def test_taps_of_a_number_are_not_joined(order, mode):
+    weights = pt.tensor("weights", shape=(order,), dtype="float64")
+    x, start = pt.dvector("x"), pt.tensor("start", shape=(order,), dtype="float64")
+
+    def step(x, *rest):
+        *taps, weights = rest
+        return pt.dot(weights, pt.stack(taps[::-1])) + x
+
+    taps = {"initial": start, "taps": list(range(-order, 0))}
+    y = scanlib.scan(step, x, taps, weights, return_updates=False)
+    cost = (y**2).sum()
+    outputs = [y, *pytensor.grad(cost, [weights, x, start])]
+    f = pytensor.function([weights, x, start], outputs, mode=MODES[mode])
+    assert kinds(f)[1] == 0
+    rng = np.random.default_rng(2)
+    values = [rng.normal(size=n) * scale for n, scale in ((order, 0.3), (T, 1), (order, 1))]
+    found = f(*values)
+
+    def rows(weights, x, start):
+        rows = list(start)
+        for item in x:
+            rows.append(weights @ rows[: -order - 1 : -1] + item)
+        return np.array(rows[order:])
+
+    np.testing.assert_allclose(found[0], rows(*values))
+    for k, gradient in enumerate(found[1:]):
+        for i in range(len(gradient)):
+            moved = [value.astype("complex128") for value in values]
+            moved[k][i] += 1e-20j
+            np.testing.assert_allclose(gradient[i], (rows(*moved) ** 2).sum().imag * 1e20)

@@ -95,7 +95,7 @@ ELEMENTWISE = (Elemwise, DimShuffle, ScalarFromTensor, TensorFromScalar, Alloc)
 SMALL = 32  # systems of so many numbers are joined whatever blocks are missing
 SMALL_PER_STEP = 16  # the same, with a matrix for each step
 WASTE = 2.0  # larger ones if the joined matrix has at most so many times their items
-WASTE_BY_STEPS = 1.2  # the same of vectors of known sizes, of any size, in kernels that take steps
+WASTE_BY_STEPS = 1.2  # of numbers, and vectors of known sizes, where kernels take the steps
 FEW_BLOCKS = (
     "its states are coupled by few or sparse matrices: joined, most of the matrix would be zeros"
 )
@@ -105,12 +105,16 @@ class NotLinearError(Exception):
     """A loop is not a matrix recurrence with maps around it; the text says why."""
 
 
-def check_sparsity(values: Sequence[Variable], nexts: Sequence[Variable]) -> None:
-    """Refuse many numbers few of which depend on one another, before anything is computed."""
-    if len(values) <= SMALL or any(value.type.ndim for value in values):
+def check_sparsity(
+    values: Sequence[Variable], nexts: Sequence[Variable], by_steps: TakesSteps | None
+) -> None:
+    """Refuse numbers few of which depend on one another, as many taps, before anything is computed;
+    kernels take steps of few numbers in registers."""
+    small, waste = (1, WASTE_BY_STEPS) if by_steps else (SMALL, WASTE)
+    if len(values) <= small or any(value.type.ndim for value in values):
         return
     used = sum(mask.bit_count() for mask in reached_by(values, nexts))
-    if len(values) ** 2 > WASTE * used:
+    if len(values) ** 2 > waste * used:
         raise NotLinearError(FEW_BLOCKS)
 
 
@@ -211,7 +215,7 @@ def find_recurrence(
     check_types(slots)
     values, nexts = [slot.value for slot in slots], [slot.next for slot in slots]
     if not at_any_cost:
-        check_sparsity(values, nexts)
+        check_sparsity(values, nexts, by_steps)
     try:
         check_operations(values, nexts, reads_shape)
         found = _Search(node, loop, {}, at_any_cost, by_steps).result()
