@@ -4,8 +4,6 @@ Densities are derived in two stages: rewrites put measurable Ops where a density
 each of them is asked for the density of its values.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

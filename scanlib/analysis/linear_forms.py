@@ -28,8 +28,6 @@ of what it reads must be the state itself plus a matrix. The smallest of numbers
 minus the largest of their opposites.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

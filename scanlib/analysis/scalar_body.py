@@ -6,8 +6,6 @@ channel with the layout that says how rows are laid over the channels. It also t
 channels, where their results go into accumulators and outputs alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter

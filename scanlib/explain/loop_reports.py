@@ -1,7 +1,5 @@
 """From the nodes of a graph to explanations: what each loop is made of, and what runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any

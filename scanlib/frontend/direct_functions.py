@@ -22,8 +22,6 @@ Each function moves the time axis to the front (a view), makes one canonical loo
 time axis of its trace back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

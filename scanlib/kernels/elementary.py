@@ -78,8 +78,6 @@ pairs of pairs and so on (G. Estrin, "Organization of computer systems", 1960): 
 wait for one another than in Horner's scheme.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache

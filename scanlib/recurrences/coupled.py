@@ -9,8 +9,6 @@ for `s`. Only values that lie fewer steps back than the group is long are compos
 far taps of a season are read as they are and belong to `F`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache

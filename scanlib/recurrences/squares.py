@@ -6,8 +6,6 @@ The volatility of a GARCH model is written so (T. Bollerslev, "Generalized autor
 conditional heteroskedasticity", 1986). With ``v = h²`` the step is ``a v + b``.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytensor.scalar as ps

@@ -11,8 +11,6 @@ The nodes of a graph, which stands around the loops of a function, are written a
 are, once. Inputs whose items are not in order of memory are copied, once, before the first step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from types import MappingProxyType

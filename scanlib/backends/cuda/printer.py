@@ -16,8 +16,6 @@ The template (`scanlib/backends/cuda/template`) holds all schedules. It asks of 
     several steps as one function, for loops whose recurrences compose.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.resources import files

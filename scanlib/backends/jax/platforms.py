@@ -4,8 +4,6 @@
 trace than the call of its kernels, and some steps that kernels can take JAX cannot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any

@@ -6,8 +6,6 @@ what numba compiles itself: steps without kernels, and what PyTensor's functions
 loop that has none a plain loop, and for what is left Python computes the results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any

@@ -13,8 +13,6 @@ PyTensor's functions. What is here walks the steps:
   by doubling.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ the function.
 Graphs without loops are PyTensor's own business.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import SimpleNamespace

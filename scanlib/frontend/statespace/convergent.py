@@ -11,8 +11,6 @@ has converged has derivatives that have, up to the tolerance times the number of
 A. C. Harvey, "Forecasting, structural time series models and the Kalman filter", 1989, section 3.3.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

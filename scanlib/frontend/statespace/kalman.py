@@ -1,7 +1,5 @@
 """The Kalman filter, the smoother, and draws of states: what users call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

@@ -9,8 +9,6 @@ An Op has one rule, a function that takes the step and the node; the modules bes
 them. An Op without a rule has no kernel (`NoKernelError`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

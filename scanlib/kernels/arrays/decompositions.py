@@ -1,7 +1,5 @@
 """Decompositions: Ops of a step that stand for graphs of others, whose rules write them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

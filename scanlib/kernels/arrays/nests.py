@@ -14,8 +14,6 @@ A sum over inner axes is collected in one number for each lane, one over outer a
 in memory where rows are long.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

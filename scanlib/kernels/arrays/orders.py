@@ -11,8 +11,6 @@ of m items or more, the first m of the result, and the last m, are found without
 runs end. Where either half is cut in two is searched for, so that four items are found at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce

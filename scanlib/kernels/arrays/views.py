@@ -5,8 +5,6 @@ checked, and counted from the end where they are negative. Items that arrays of 
 copied one after the other.
 """
 
-from __future__ import annotations
-
 import builtins
 from collections.abc import Callable, Sequence
 

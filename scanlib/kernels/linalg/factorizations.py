@@ -11,8 +11,6 @@ Each is one function for each dtype, of matrices of any layout. It fills a resul
 positive definite, or is singular, gives NaN everywhere; `inverse` returns what is wrong.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from scanlib.kernels.elementary import compute

@@ -21,8 +21,6 @@ an address of it, but those of vectors, which wait for memory. The form is chose
 that are known when a kernel is written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache

@@ -4,8 +4,6 @@ Of several lanes, and of whole kernels, LLVM knows alone. To be compiled with ``
 -ffp-contract=off -fno-fast-math``, or ``-fmad=false`` for CUDA.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any

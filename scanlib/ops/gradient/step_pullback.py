@@ -1,7 +1,5 @@
 """The transposed Jacobian of one step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_

@@ -22,8 +22,6 @@ while condition        `stop`
 =====================  ==========================================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter

@@ -7,8 +7,6 @@ its own again. There it is adopted, and then that graph is made a batch, in whic
 takes the steps of all members at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytensor.tensor as pt

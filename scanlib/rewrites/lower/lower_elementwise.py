@@ -14,8 +14,6 @@ under JAX, where nothing else is read of a history but last rows, the loop keeps
 stacks the new rows as one more output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from functools import reduce

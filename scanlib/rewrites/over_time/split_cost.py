@@ -43,8 +43,6 @@ that crosses the border between a loop and a batch is written once and read once
    again takes the product as well (`split.reuse`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from pytensor.graph.basic import Apply, Variable
