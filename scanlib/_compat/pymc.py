@@ -19,15 +19,6 @@ VALUED = (ValuedRV, PromisedValuedRV)
 
 logp_rule = _logprob
 
-__all__ = [
-    "VALUED",
-    "MeasurableOp",
-    "before_support_points",
-    "conditional_logp",
-    "logp_rule",
-    "measurable_ir_rewrites_db",
-]
-
 
 def before_support_points(rewrite: Callable[[FunctionGraph, Callable[..., Any]], None]) -> None:
     """Have `rewrite` called on the graph of a distribution whose draws become support points.
