@@ -239,9 +239,7 @@ def thaw_graph(frozen: FrozenFunctionGraph) -> FunctionGraph:
 
 
 def copy_graph(
-    inputs: Sequence[Variable],
-    outputs: Sequence[Variable],
-    onto: Sequence[Variable] | None = None,
+    inputs: Sequence[Variable], outputs: Sequence[Variable], onto: Sequence[Variable] | None = None
 ) -> tuple[list[Variable], list[Variable]]:
     """Return fresh inputs, or those given, and copies of the outputs that read them.
 

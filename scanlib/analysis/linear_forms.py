@@ -487,11 +487,7 @@ def _dot(op: Op, forms: LinearForms, node: Apply) -> Form:
             value = _product(whole, factor, from_left)
         else:
             value = node.op(whole, factor) if from_left else node.op(factor, whole)
-        blocks[k] = replace(
-            block,
-            value=value,
-            full=block.full or (alone and block.covers),
-        )
+        blocks[k] = replace(block, value=value, full=block.full or (alone and block.covers))
     return blocks
 
 

@@ -21,14 +21,7 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
 
 from scanlib.analysis.scalar_values import NotElementwiseError, ScalarValues, describe, new_scalar
-from scanlib.ops.graph import (
-    Readers,
-    applies,
-    is_tensor,
-    readers_of,
-    room_for_calls,
-    taken_apart,
-)
+from scanlib.ops.graph import Readers, applies, is_tensor, readers_of, room_for_calls, taken_apart
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.lowered.elemwise_scan import Axes, Layout
 from scanlib.recurrences.form import cast

@@ -269,10 +269,7 @@ def _diagonal_scan(
 
 
 def _start(
-    function: str,
-    rows: Shapes,
-    values: tuple[Variable, Variable, Variable | None],
-    ndim: int,
+    function: str, rows: Shapes, values: tuple[Variable, Variable, Variable | None], ndim: int
 ) -> Variable:
     """Return the value that the state starts from, in its dtype and rank."""
     init = values[2]

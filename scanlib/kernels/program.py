@@ -30,16 +30,7 @@ from itertools import islice
 from typing import Any
 
 from scanlib.kernels.arrays.sizes import UNFIT, Check, Given, Size
-from scanlib.kernels.language import (
-    CALLED_WITH,
-    INT64,
-    POINTER,
-    TABLE,
-    Kernel,
-    Type,
-    Value,
-    Writer,
-)
+from scanlib.kernels.language import CALLED_WITH, INT64, POINTER, TABLE, Kernel, Type, Value, Writer
 from scanlib.kernels.progress import wants_progress
 
 WORD = 8

@@ -31,16 +31,7 @@ from pytensor.scalar.loop import ScalarLoop
 from scanlib._compat import ANGLE, DEG2RAD, RAD2DEG
 from scanlib.kernels import language
 from scanlib.kernels.elementary import NAMES, compute
-from scanlib.kernels.language import (
-    BOOL,
-    DTYPES,
-    FLOATS,
-    INT64,
-    INTEGERS,
-    Type,
-    Value,
-    Writer,
-)
+from scanlib.kernels.language import BOOL, DTYPES, FLOATS, INT64, INTEGERS, Type, Value, Writer
 from scanlib.kernels.processor import has_fused_multiply_add
 from scanlib.ops.logaddexp import LogAddExp
 
@@ -525,9 +516,7 @@ class Scalars:
         return Pair(w.constant(item.real, kind), w.constant(item.imag, kind))
 
     def emit(
-        self,
-        outputs: Iterable[Variable],
-        special: Callable[[Apply], bool] = lambda node: False,
+        self, outputs: Iterable[Variable], special: Callable[[Apply], bool] = lambda node: False
     ) -> None:
         """Write the statements that compute `outputs` from what is bound.
 

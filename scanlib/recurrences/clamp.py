@@ -26,13 +26,7 @@ from scanlib.kernels.language import Type, Value
 from scanlib.kernels.scalars import limit
 from scanlib.kernels.spans import Same
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
-from scanlib.recurrences.block_scans import (
-    Formulas,
-    Function,
-    LaneScan,
-    StepBlock,
-    Steps,
-)
+from scanlib.recurrences.block_scans import Formulas, Function, LaneScan, StepBlock, Steps
 from scanlib.recurrences.form import (
     Component,
     Elements,

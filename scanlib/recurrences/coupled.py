@@ -143,10 +143,7 @@ class _Groups:
             item = cache(lambda k, at=at: self.elements[k].real(at))
             current: dict[int, _Form] = {}
             rows = zip(
-                self.recurrence.parts,
-                self.recurrence.terms,
-                self.recurrence.constants,
-                strict=True,
+                self.recurrence.parts, self.recurrence.terms, self.recurrence.constants, strict=True
             )
             for part, terms, constant in rows:
                 sums: dict[Symbol, list[_Product]] = {}

@@ -20,13 +20,7 @@ from scanlib.ops.graph import substitute
 from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.recurrences import affine
 from scanlib.recurrences.block_scans import StepBlock, Steps
-from scanlib.recurrences.form import (
-    Component,
-    NotInFamilyError,
-    common_dtype,
-    kind,
-    only_part,
-)
+from scanlib.recurrences.form import Component, NotInFamilyError, common_dtype, kind, only_part
 
 FAMILY = "affine in squares"
 

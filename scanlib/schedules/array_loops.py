@@ -55,14 +55,7 @@ from scanlib.kernels.arrays.sizes import (
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import FLOATS, Kernel
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.program import (
-    ArrayType,
-    Kernels,
-    LoopProgram,
-    Output,
-    TableKernel,
-    Words,
-)
+from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, TableKernel, Words
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.spans import LINE, Cell, load_number, shift
 from scanlib.ops.graph import core_op, substitute

@@ -439,10 +439,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         self.write_values(goals, self.readers(number))
 
     def write_values(
-        self,
-        goals: Sequence[Goal],
-        known: dict[Variable, Reader],
-        totals: Iterable[Total] = (),
+        self, goals: Sequence[Goal], known: dict[Variable, Reader], totals: Iterable[Total] = ()
     ) -> None:
         """Write some values for all steps of the block, and keep them.
 

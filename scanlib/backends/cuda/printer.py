@@ -27,13 +27,7 @@ from pytensor.graph.traversal import ancestors
 from scanlib._compat import thaw_graph
 from scanlib.backends.cuda.composition import SummaryWriter, composed_recurrences
 from scanlib.backends.cuda.parameters import Array, Parameters
-from scanlib.backends.cuda.scalar_code import (
-    Code,
-    ScalarUnit,
-    computed,
-    item_type,
-    memory_type,
-)
+from scanlib.backends.cuda.scalar_code import Code, ScalarUnit, computed, item_type, memory_type
 from scanlib.kernels.printers.c import Source
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.c_linker import NoCCodeError

@@ -12,12 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from scanlib._compat.jax import (
-    Primitive,
-    batching,
-    mlir,
-    prim_requires_devices_during_lowering,
-)
+from scanlib._compat.jax import Primitive, batching, mlir, prim_requires_devices_during_lowering
 from scanlib.backends.jax.partitioned import Factors, explicitly, partitioned, varying
 
 Function = Callable[..., list[Any]]

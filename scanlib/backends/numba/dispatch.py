@@ -33,13 +33,7 @@ from scanlib.backends.numba.general_loop import LoopWriter
 from scanlib.backends.numba.graph_function import graph_inside
 from scanlib.backends.numba.programs import call_program
 from scanlib.backends.numba.stepped_loop import SteppedLoop
-from scanlib.ops.execution import (
-    Compiler,
-    LoopOp,
-    NotCompilableError,
-    Runner,
-    brings,
-)
+from scanlib.ops.execution import Compiler, LoopOp, NotCompilableError, Runner, brings
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.linker_features import HadLoops
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan

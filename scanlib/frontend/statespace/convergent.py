@@ -19,14 +19,7 @@ from pytensor.graph.basic import Variable
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.frontend.scan_function import scan
-from scanlib.frontend.statespace.filter import (
-    Row,
-    Walk,
-    gain,
-    predict,
-    read_parts,
-    solve,
-)
+from scanlib.frontend.statespace.filter import Row, Walk, gain, predict, read_parts, solve
 from scanlib.frontend.statespace.model import Observations, StateSpace
 from scanlib.frontend.step_function import until
 

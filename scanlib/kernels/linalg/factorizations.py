@@ -93,12 +93,7 @@ def _write_row(
 
 
 def _subtract_line(
-    w: Writer,
-    column: Value,
-    x: Matrix,
-    i: Value,
-    terms: tuple[Matrix, Value, Value],
-    total: Local,
+    w: Writer, column: Value, x: Matrix, i: Value, terms: tuple[Matrix, Value, Value], total: Local
 ) -> Value:
     """Subtract products from the item of one column of `x` in row `i`, several at once where both
     factors lie side by side; return the first that is left."""

@@ -40,14 +40,7 @@ from scanlib.kernels.language import (
     Writer,
     write_function,
 )
-from scanlib.kernels.linalg.matrices import (
-    Matrix,
-    all_known,
-    call_routine,
-    known,
-    shared,
-    sized,
-)
+from scanlib.kernels.linalg.matrices import Matrix, all_known, call_routine, known, shared, sized
 from scanlib.kernels.linalg.semiring_products import Combination, SmallVectors, less
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import NoKernelError, Scalars, added, parts_of, times_plus
@@ -69,11 +62,7 @@ MATRIX = (POINTER, INT64, INT64)  # a pointer and both strides
 
 
 def multiply(
-    w: Writer,
-    a: Matrix,
-    b: Matrix,
-    out: Matrix,
-    library: Callable[[Routine], Value] | None = None,
+    w: Writer, a: Matrix, b: Matrix, out: Matrix, library: Callable[[Routine], Value] | None = None
 ) -> None:
     """Write ``out = a b``, of one dtype, by routines of BLAS where `library` gives their addresses.
 

@@ -408,10 +408,7 @@ class AdoptLoops(LoopRewrite):
             self.adopt_all(fgraph, record_of(fgraph).adopted, is_wanted)
 
     def adopt_all(
-        self,
-        fgraph: FunctionGraph,
-        record: list[AdoptedLoop],
-        is_wanted: Callable[[Apply], bool],
+        self, fgraph: FunctionGraph, record: list[AdoptedLoop], is_wanted: Callable[[Apply], bool]
     ) -> None:
         """Adopt the loops of a graph that are wanted, in the order in which they are computed, and
         all inside of these; what becomes of each is added to a record."""

@@ -20,12 +20,7 @@ from pytensor.tensor.basic import Alloc, Join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.shape import Shape, SpecifyShape, specify_shape
-from pytensor.tensor.subtensor import (
-    IncSubtensor,
-    Subtensor,
-    inc_subtensor,
-    set_subtensor,
-)
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor, inc_subtensor, set_subtensor
 from pytensor.tensor.type import TensorType
 
 from scanlib._compat import UNBATCH, LegacyScan
