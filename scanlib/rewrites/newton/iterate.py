@@ -25,8 +25,6 @@ matrix `V` makes ``V D(δ)`` of the first part, and of the second, ``V D(a) W D(
 diagonal ``((V ∘ Wᵀ) a) ∘ b``. A third product in a row has no such form: then there is no result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -243,11 +241,11 @@ class _Moved:
     products: list[tuple[Variable, Variable, Variable]] = field(default_factory=list)
     rest: Variable | None = None
 
-    def scaled(self, factor: Variable) -> _Moved:
+    def scaled(self, factor: Variable) -> "_Moved":
         products = [(factor * a, w, b) for a, w, b in self.products]
         return _Moved(_times(self.diagonal, factor), products, _times(self.rest, factor))
 
-    def plus(self, other: _Moved) -> _Moved:
+    def plus(self, other: "_Moved") -> "_Moved":
         return _Moved(
             total_of([self.diagonal, other.diagonal]),
             [*self.products, *other.products],
