@@ -11,10 +11,7 @@ Compile it with `pytensor.function`, differentiate it with `pytensor.grad`.
 from scanlib import backends, config, rewrites  # noqa: F401
 from scanlib.adoption import disable, enable, enabled
 from scanlib.explain import explain
-from scanlib.frontend.associative_functions import (
-    associative_reduce,
-    associative_scan,
-)
+from scanlib.frontend.associative_functions import associative_reduce, associative_scan
 from scanlib.frontend.direct_functions import (
     cumlogsumexp,
     cummax,
@@ -28,12 +25,7 @@ from scanlib.frontend.lags import lags
 from scanlib.frontend.loop_function import loop
 from scanlib.frontend.methods import newton_iterations
 from scanlib.frontend.scan_function import scan
-from scanlib.frontend.statespace import (
-    StateSpace,
-    kalman_filter,
-    kalman_sample,
-    kalman_smoother,
-)
+from scanlib.frontend.statespace import StateSpace, kalman_filter, kalman_sample, kalman_smoother
 from scanlib.frontend.step_function import until
 from scanlib.frontend.stepping import step_through
 from scanlib.frontend.wrappers import filter, foldl, foldr, map, reduce, scan_checkpoints

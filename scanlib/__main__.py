@@ -1,7 +1,5 @@
 """``python -m scanlib``: versions, linkers, the cache folder and a self-check, for bug reports."""
 
-from __future__ import annotations
-
 import platform
 import sys
 import time

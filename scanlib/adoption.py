@@ -1,7 +1,5 @@
 """Switching adoption on and off: loops of `pytensor.scan` compiled as scanlib's loops."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -9,8 +9,6 @@ renamed before their content reached the disk, so nothing waits for the disk.
 Libraries have to be files that hold nothing else, so `kept` writes the checksum into the name.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable

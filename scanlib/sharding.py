@@ -1,7 +1,5 @@
 """`shard`: a function of loops over the devices of a mesh, time included."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,7 @@ def shard(
     mesh: Any = None,
     tile: int | None = None,
     in_turn: bool = False,
-) -> ShardedFunction:
+) -> "ShardedFunction":
     """Cut a function over the devices of a JAX mesh, along time as well as along channels.
 
     Every device runs its piece of each loop. Loops whose steps compose, which are affine,

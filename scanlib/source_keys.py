@@ -6,8 +6,6 @@ has to be raised. Nearly all of these modules are imported, directly or not, by 
 something, so there is one key for all.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from hashlib import sha256
 from pathlib import Path

@@ -16,6 +16,8 @@ from scanlib.kernels.printers.llvm import print_kernels
 from tests import kernel_interpreter as interpreter
 
 COMPILER = config.cxx.split() or [""]
+HEADERS = ("<math.h>", "<stdint.h>", "<string.h>")
+ARGUMENTS = ("-fwrapv", "-fno-fast-math", "-ffp-contract=off", "-fno-trapping-math")
 ENTRY = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
 _engines = []
 
@@ -64,7 +66,7 @@ def by_llvm(kernel, arrays):
 
 def by_c(kernel, arrays, flags=("-O2", "-march=native")):
     """Run a kernel without failures as a function that the C++ compiler compiled."""
-    headers = "".join(f"#include {header}\n" for header in c.HEADERS)
+    headers = "".join(f"#include {header}\n" for header in HEADERS)
     function = Function(kernel.name, kernel.parameters, kernel.body, ())
     given = ", ".join(
         f"*({c.type_text(value.type)} *)(table + {8 * slot})"
@@ -82,7 +84,7 @@ def by_c(kernel, arrays, flags=("-O2", "-march=native")):
 def _library(source, flags):
     with TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.so"
-        command = [*COMPILER, *flags, "-shared", "-fPIC", "-Wno-psabi", *c.ARGUMENTS]
+        command = [*COMPILER, *flags, "-shared", "-fPIC", "-Wno-psabi", *ARGUMENTS]
         command += ["-x", "c++", "-", "-o", str(path)]
         subprocess.run(command, input=source.encode(), check=True)
         library = ctypes.CDLL(str(path))

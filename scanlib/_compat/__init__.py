@@ -24,6 +24,10 @@ from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.traversal import toposort
 from pytensor.link.c.cmodule import std_lib_dirs, std_libs
 from pytensor.scalar import basic as scalar
+
+# The loops of `pytensor.scan`: their class, `ScanInfo` and what splits inputs and outputs are the
+# same in all releases. The body is a `FunctionGraph` in 3.0.x and a `FrozenFunctionGraph` later;
+# `thaw_graph` copies both.
 from pytensor.scan.op import Scan as LegacyScan
 from pytensor.tensor import blas, special, subtensor
 from pytensor.tensor.basic import Alloc, alloc
@@ -235,9 +239,7 @@ def thaw_graph(frozen: FrozenFunctionGraph) -> FunctionGraph:
 
 
 def copy_graph(
-    inputs: Sequence[Variable],
-    outputs: Sequence[Variable],
-    onto: Sequence[Variable] | None = None,
+    inputs: Sequence[Variable], outputs: Sequence[Variable], onto: Sequence[Variable] | None = None
 ) -> tuple[list[Variable], list[Variable]]:
     """Return fresh inputs, or those given, and copies of the outputs that read them.
 
@@ -297,16 +299,6 @@ def _known_axis(axis: Any) -> int | None:
 def variable_number(variable: Variable) -> int:
     """Return a number that is higher for variables that PyTensor has made later."""
     return int(variable.auto_name.removeprefix("auto_"))
-
-
-def is_legacy_scan(op: object) -> bool:
-    """Whether an Op is a loop of `pytensor.scan`.
-
-    Its class, `ScanInfo` and the methods that split its inputs and outputs are the same in all
-    releases. Its body is a `FunctionGraph` in 3.0.x and a `FrozenFunctionGraph` later;
-    `thaw_graph` copies both.
-    """
-    return isinstance(op, LegacyScan)
 
 
 def features(fgraph: FunctionGraph, kind: type[F]) -> list[F]:

@@ -4,8 +4,6 @@ Densities are derived in two stages: rewrites put measurable Ops where a density
 each of them is asked for the density of its values.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -20,15 +18,6 @@ VALUED = (ValuedRV, PromisedValuedRV)
 """What marks a variable whose value is given, or will be by the Op that it is joined in."""
 
 logp_rule = _logprob
-
-__all__ = [
-    "VALUED",
-    "MeasurableOp",
-    "before_support_points",
-    "conditional_logp",
-    "logp_rule",
-    "measurable_ir_rewrites_db",
-]
 
 
 def before_support_points(rewrite: Callable[[FunctionGraph, Callable[..., Any]], None]) -> None:

@@ -1,7 +1,5 @@
 """What scanlib takes from torch, and from PyTensor's PyTorch linker, beyond public names."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

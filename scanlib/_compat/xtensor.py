@@ -6,12 +6,3 @@ from pytensor.xtensor.type import XTensorType
 
 # The rewrites of PyTensor's database that leave tensors of what is computed by name.
 LOWER_XTENSOR = ("lower_xtensor", "inline_ofg_expansion_xtensor")
-
-__all__ = [
-    "LOWER_XTENSOR",
-    "XRandomGeneratorType",
-    "XTensorType",
-    "as_xtensor",
-    "rng_to_xrng",
-    "xrng_to_rng",
-]

@@ -28,8 +28,6 @@ of what it reads must be the state itself plus a matrix. The smallest of numbers
 minus the largest of their opposites.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -489,11 +487,7 @@ def _dot(op: Op, forms: LinearForms, node: Apply) -> Form:
             value = _product(whole, factor, from_left)
         else:
             value = node.op(whole, factor) if from_left else node.op(factor, whole)
-        blocks[k] = replace(
-            block,
-            value=value,
-            full=block.full or (alone and block.covers),
-        )
+        blocks[k] = replace(block, value=value, full=block.full or (alone and block.covers))
     return blocks
 
 

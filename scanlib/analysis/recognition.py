@@ -5,8 +5,6 @@ values. The strongly connected components of that graph, in an order in which ea
 earlier ones only, are the smallest recurrences a loop consists of.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce

@@ -6,8 +6,6 @@ channel with the layout that says how rows are laid over the channels. It also t
 channels, where their results go into accumulators and outputs alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -23,14 +21,7 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.shape import SpecifyShape
 
 from scanlib.analysis.scalar_values import NotElementwiseError, ScalarValues, describe, new_scalar
-from scanlib.ops.graph import (
-    Readers,
-    applies,
-    is_tensor,
-    readers_of,
-    room_for_calls,
-    taken_apart,
-)
+from scanlib.ops.graph import Readers, applies, is_tensor, readers_of, room_for_calls, taken_apart
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.lowered.elemwise_scan import Axes, Layout
 from scanlib.recurrences.form import cast

@@ -5,8 +5,6 @@ it is made of. What is left is one scalar graph, the same for all channels, in w
 has its place among the channels' axes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -5,8 +5,6 @@ do, with which the backends load. So this rewrite is there from the start, and w
 when it finds a loop.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from pytensor.compile.mode import optdb

@@ -6,8 +6,6 @@ linker always asks for them, and so does code that rewrites a graph with ``mode.
 hands it to `jax_funcify` itself, as PyMC does.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -6,8 +6,6 @@ dispatch: the backend is loaded just before. Code that rewrites a graph in the P
 hands it to `pytorch_funcify` itself, has imported the dispatch when the rewrites run.
 """
 
-from __future__ import annotations
-
 import sys
 
 from pytensor.compile.mode import optdb

@@ -7,8 +7,6 @@ decides anything: schedules come from where backends take them
 lowers loops.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

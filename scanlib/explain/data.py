@@ -1,7 +1,5 @@
 """What an explanation consists of: dataclasses that hold no graph, and become JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from math import prod
@@ -129,7 +127,7 @@ class LoopExplanation:
     parts: tuple[Part, ...]
     obstacles: tuple[Obstacle, ...] = ()
     until: bool = False
-    inner: tuple[LoopExplanation, ...] = ()
+    inner: "tuple[LoopExplanation, ...]" = ()
     inside: str | None = None
     threads: int = 1
     shares: str | None = None

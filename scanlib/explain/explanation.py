@@ -3,8 +3,6 @@
 Text is at most `WIDTH` columns wide. HTML, for notebooks, is the same with details folded away.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """What runs a loop: the linker of the function, and scanlib's flags."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -69,7 +67,7 @@ class Setting:
     reasons: dict[str, str] = field(default_factory=dict)
     unknown: frozenset[Apply] = frozenset()
 
-    def of(self, fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> Setting:
+    def of(self, fgraph: FunctionGraph, data: Sequence[Variable] = ()) -> "Setting":
         """Return the setting of the loops of a graph; `data` are inputs that change from step to
         step, where it is the step of a loop."""
         if self.linker != "JAX":

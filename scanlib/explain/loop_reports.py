@@ -1,7 +1,5 @@
 """From the nodes of a graph to explanations: what each loop is made of, and what runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +10,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.traversal import ancestors
 
-from scanlib._compat import is_legacy_scan, thaw_graph
+from scanlib._compat import LegacyScan, thaw_graph
 from scanlib.analysis.recognition import analyse
 from scanlib.analysis.scalar_body import NotElementwiseError, ScalarLoop, sum_carries
 from scanlib.explain.data import (
@@ -87,7 +85,7 @@ def explain_nodes(nodes: Iterable[Apply], setting: Setting) -> list[Found]:
     for node in nodes:
         if isinstance(node.op, tuple(_KINDS)):
             found.append((node, _explain(node, setting)))
-        elif is_legacy_scan(node.op):
+        elif isinstance(node.op, LegacyScan):
             found.append((node, _legacy(node, setting)))
         elif isinstance(node.op, HasInnerGraph):
             where = [*filter(None, [setting.inside]), str(node.op).split("{")[0]]

@@ -1,7 +1,5 @@
 """Names for the parts of a loop, also where their owner gave none, and its step in formulas."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What stands in the way of lowering a loop, said in the words of its body, and what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 

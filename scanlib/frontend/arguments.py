@@ -1,7 +1,5 @@
 """What users pass to `scan`, checked and put into one form."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -9,8 +9,6 @@ with the rows taken from the end under `reverse`. The function is called once, w
 single rows; see `ops.lowered.associative_scan` for the loop that comes of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple

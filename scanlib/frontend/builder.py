@@ -1,7 +1,5 @@
 """From arguments and a step to a canonical loop: what `scan`, `loop` and direct functions share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -22,8 +22,6 @@ Each function moves the time axis to the front (a view), makes one canonical loo
 time axis of its trace back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -271,10 +269,7 @@ def _diagonal_scan(
 
 
 def _start(
-    function: str,
-    rows: Shapes,
-    values: tuple[Variable, Variable, Variable | None],
-    ndim: int,
+    function: str, rows: Shapes, values: tuple[Variable, Variable, Variable | None], ndim: int
 ) -> Variable:
     """Return the value that the state starts from, in its dtype and rank."""
     init = values[2]

@@ -12,8 +12,6 @@ Where the order is known and small, every delay is a state of its own and a step
 over the channels. Otherwise the delays are the rows of one state.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

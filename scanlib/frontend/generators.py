@@ -5,8 +5,6 @@ A step that draws, but does not return what follows, has the same generator at e
 the same numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pytensor.compile.sharedvalue import SharedVariable

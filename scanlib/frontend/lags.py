@@ -1,7 +1,5 @@
 """`lags`: values of steps before, by how many steps they lie back."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar, overload

@@ -7,8 +7,6 @@ sequences, states and outputs that `scanlib.frontend.builder` knows, puts togeth
 called with, and takes apart what it returns.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

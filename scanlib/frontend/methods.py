@@ -1,7 +1,5 @@
 """How gradients save memory, and how states are computed: what users ask for, and what is found."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -5,8 +5,6 @@ for, and what it computes by name is lowered to tensors at once, so the body of 
 and its batches know nothing of names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytensor.tensor as pt

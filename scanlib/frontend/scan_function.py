@@ -1,7 +1,5 @@
 """`scan`: the interface of `pytensor.scan`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 

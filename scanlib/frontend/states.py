@@ -6,8 +6,6 @@ by broadcasting; both are what they mean, so the initial value is cast or broadc
 step is traced again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

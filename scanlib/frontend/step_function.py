@@ -1,7 +1,5 @@
 """The step function: calling it, reading what it returns, finding what it captures."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

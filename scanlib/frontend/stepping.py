@@ -4,8 +4,6 @@ The step is evaluated operation by operation, without rewrites and without compi
 every value that it computes on its way can be looked at.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

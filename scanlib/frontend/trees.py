@@ -6,8 +6,6 @@ again with other leaves. Everything else is a leaf. A field of a dataclass whose
 ``static=True`` is no part of the tree and stays what it is, as in JAX.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import difflib
@@ -30,7 +28,7 @@ class Tree:
 
     kind: type | None = None
     keys: tuple[Any, ...] = ()
-    children: tuple[Tree, ...] = ()
+    children: "tuple[Tree, ...]" = ()
     is_leaf: bool = False
     static: tuple[tuple[str, Any], ...] = ()
     example: Any = dataclasses.field(default=None, compare=False, repr=False)

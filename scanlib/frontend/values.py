@@ -5,8 +5,6 @@ on the CPU, series and frames of pandas, arrays of xarray, lists, ranges. No pac
 to find out.
 """
 
-from __future__ import annotations
-
 import operator
 import sys
 import warnings

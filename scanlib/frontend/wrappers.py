@@ -1,7 +1,5 @@
 """Loops of common shapes: `map`, `reduce`, `foldl`, `foldr`, `filter`, `scan_checkpoints`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ processor, of the release of LLVM, and of this file, which says how LLVM optimiz
 the code is made of, so there is no version to be raised when a kernel changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -78,8 +78,6 @@ pairs of pairs and so on (G. Estrin, "Organization of computer systems", 1960): 
 wait for one another than in Horner's scheme.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -127,6 +125,13 @@ class Format:
 
 
 _hex = float.fromhex
+
+
+def _numbers(table: str) -> tuple[float, ...]:
+    """Return the coefficients of a polynomial, to the last bit, the lowest first."""
+    return tuple(map(_hex, table.split()))
+
+
 FORMATS = {
     "float64": Format(
         mantissa=52,
@@ -139,26 +144,18 @@ FORMATS = {
         tanh_limit=20.0,
         tanh_tiny=1e-8,
         root=0x3FE6A09E667F3BCD,
-        q=(
-            _hex("0x1.0000000000005p-1"),
-            _hex("0x1.555555555555cp-3"),
-            _hex("0x1.5555555552093p-5"),
-            _hex("0x1.111111110e68ap-7"),
-            _hex("0x1.6c16c17f51eb0p-10"),
-            _hex("0x1.a01a01b5f500fp-13"),
-            _hex("0x1.a019a631c4c6ap-16"),
-            _hex("0x1.71dde9bea790ap-19"),
-            _hex("0x1.28a30304c559ap-22"),
-            _hex("0x1.af772447a6bafp-26"),
+        q=_numbers(
+            """
+             0x1.0000000000005p-1  0x1.555555555555cp-3  0x1.5555555552093p-5  0x1.111111110e68ap-7
+            0x1.6c16c17f51eb0p-10 0x1.a01a01b5f500fp-13 0x1.a019a631c4c6ap-16 0x1.71dde9bea790ap-19
+            0x1.28a30304c559ap-22 0x1.af772447a6bafp-26
+            """
         ),
-        p=(
-            _hex("0x1.5555555555593p-1"),
-            _hex("0x1.999999997fb33p-2"),
-            _hex("0x1.2492494217975p-2"),
-            _hex("0x1.c71c51e7fdc22p-3"),
-            _hex("0x1.7466462b67e72p-3"),
-            _hex("0x1.39a0f51c7299fp-3"),
-            _hex("0x1.2f0d8db6bcb10p-3"),
+        p=_numbers(
+            """
+            0x1.5555555555593p-1 0x1.999999997fb33p-2 0x1.2492494217975p-2 0x1.c71c51e7fdc22p-3
+            0x1.7466462b67e72p-3 0x1.39a0f51c7299fp-3 0x1.2f0d8db6bcb10p-3
+            """
         ),
     ),
     "float32": Format(
@@ -178,32 +175,25 @@ FORMATS = {
 }
 
 # Of ``log(m) = 2 s + s³ (2/3 + s² p(s²))`` in twice the precision.
-LONG_LOG = (
-    _hex("0x1.9999999999b33p-2"),
-    _hex("0x1.24924924577f9p-2"),
-    _hex("0x1.c71c722de44c3p-3"),
-    _hex("0x1.745ce9b67d7ffp-3"),
-    _hex("0x1.3b1ef46cae11dp-3"),
-    _hex("0x1.0f7f1fb644cfap-3"),
-    _hex("0x1.0e4a38a43673dp-3"),
+LONG_LOG = _numbers(
+    """
+    0x1.9999999999b33p-2 0x1.24924924577f9p-2 0x1.c71c722de44c3p-3 0x1.745ce9b67d7ffp-3
+    0x1.3b1ef46cae11dp-3 0x1.0f7f1fb644cfap-3 0x1.0e4a38a43673dp-3
+    """
 )
 TWO_THIRDS_LOW = 2.0**-54 * 2 / 3  # what 2/3 loses as a float64
 # Of ``sin(r) = r + r³ S(r²)`` and ``cos(r) = 1 - r²/2 + r⁴ C(r²)`` up to half a right angle.
-SINE = (
-    _hex("-0x1.5555555555549p-3"),
-    _hex("0x1.111111110f861p-7"),
-    _hex("-0x1.a01a019c0e4bep-13"),
-    _hex("0x1.71de3574ba3e7p-19"),
-    _hex("-0x1.ae5e63cd7450fp-26"),
-    _hex("0x1.5d9246c8cff12p-33"),
+SINE = _numbers(
+    """
+     -0x1.5555555555549p-3   0x1.111111110f861p-7 -0x1.a01a019c0e4bep-13  0x1.71de3574ba3e7p-19
+    -0x1.ae5e63cd7450fp-26  0x1.5d9246c8cff12p-33
+    """
 )
-COSINE = (
-    _hex("0x1.555555555554cp-5"),
-    _hex("-0x1.6c16c16c15162p-10"),
-    _hex("0x1.a01a019caef33p-16"),
-    _hex("-0x1.27e4f807d5f0ap-22"),
-    _hex("0x1.1ee9ea6c9c7cbp-29"),
-    _hex("-0x1.8fadd05bbe215p-37"),
+COSINE = _numbers(
+    """
+      0x1.555555555554cp-5 -0x1.6c16c16c15162p-10  0x1.a01a019caef33p-16 -0x1.27e4f807d5f0ap-22
+     0x1.1ee9ea6c9c7cbp-29 -0x1.8fadd05bbe215p-37
+    """
 )
 # Numbers as sums of float64: a right angle, ``ln 2``, ``1 / ln 2`` and ``1 / ln 10``.
 RIGHT_ANGLE = (
@@ -215,59 +205,30 @@ LN2 = (_hex("0x1.62e42fefa39efp-1"), _hex("0x1.abc9e3b39803fp-56"))
 LOG2_E = (_hex("0x1.71547652b82fep+0"), _hex("0x1.777d0ffda0d24p-56"))
 LOG10_E = (_hex("0x1.bcb7b1526e50ep-2"), _hex("0x1.95355baaafad3p-57"))
 # Of ``Q(t)``, ``E(x²)`` and ``atan(r) = r + r³ A(r²)``.
-SCALED_ERFC = (
-    _hex("0x1.e66d05aeaee14p-3"),
-    _hex("-0x1.82d1be1953bddp-2"),
-    _hex("0x1.867da34256726p-2"),
-    _hex("-0x1.323d48ce30d26p-2"),
-    _hex("0x1.85a5f94f4cfd4p-3"),
-    _hex("-0x1.9137da14003c2p-4"),
-    _hex("0x1.419eb9ba216b5p-5"),
-    _hex("-0x1.651adfecf3f45p-7"),
-    _hex("0x1.2dd51d9a1bcafp-10"),
-    _hex("0x1.3cc9e114b67f8p-11"),
-    _hex("-0x1.459898a4ec61bp-12"),
-    _hex("0x1.558fadec1efc1p-16"),
-    _hex("0x1.067bbe1ccee79p-15"),
-    _hex("-0x1.2ada8ebbb588dp-17"),
-    _hex("-0x1.54971e1d33627p-19"),
-    _hex("0x1.a40706754cf16p-20"),
-    _hex("0x1.9156d3de1ef99p-23"),
-    _hex("-0x1.07307a6fdbeb7p-22"),
-    _hex("-0x1.d0c432d110c69p-27"),
-    _hex("0x1.447dd3797f086p-25"),
-    _hex("0x1.e3f0eb89b802cp-31"),
-    _hex("-0x1.6831d574b083bp-28"),
-    _hex("0x1.4a99bca3e7748p-34"),
-    _hex("0x1.f929de989d1fdp-32"),
-    _hex("-0x1.394adbecbd9fcp-35"),
+SCALED_ERFC = _numbers(
+    """
+      0x1.e66d05aeaee14p-3  -0x1.82d1be1953bddp-2   0x1.867da34256726p-2  -0x1.323d48ce30d26p-2
+      0x1.85a5f94f4cfd4p-3  -0x1.9137da14003c2p-4   0x1.419eb9ba216b5p-5  -0x1.651adfecf3f45p-7
+     0x1.2dd51d9a1bcafp-10  0x1.3cc9e114b67f8p-11 -0x1.459898a4ec61bp-12  0x1.558fadec1efc1p-16
+     0x1.067bbe1ccee79p-15 -0x1.2ada8ebbb588dp-17 -0x1.54971e1d33627p-19  0x1.a40706754cf16p-20
+     0x1.9156d3de1ef99p-23 -0x1.07307a6fdbeb7p-22 -0x1.d0c432d110c69p-27  0x1.447dd3797f086p-25
+     0x1.e3f0eb89b802cp-31 -0x1.6831d574b083bp-28  0x1.4a99bca3e7748p-34  0x1.f929de989d1fdp-32
+    -0x1.394adbecbd9fcp-35
+    """
 )
-ERF = (
-    _hex("0x1.06eba8214db68p-3"),
-    _hex("-0x1.812746b0379bdp-2"),
-    _hex("0x1.ce2f21a040d16p-4"),
-    _hex("-0x1.b82ce311fa93ep-6"),
-    _hex("0x1.565bccf92b2fap-8"),
-    _hex("-0x1.c02db03dd71efp-11"),
-    _hex("0x1.f9a2baa8fef4dp-14"),
-    _hex("-0x1.f4ca4d6f3f2e1p-17"),
-    _hex("0x1.b97fd3d99ab63p-20"),
-    _hex("-0x1.5c0726f07c684p-23"),
-    _hex("0x1.d71b0f1c497b5p-27"),
-    _hex("-0x1.abae491fc3595p-31"),
+ERF = _numbers(
+    """
+      0x1.06eba8214db68p-3  -0x1.812746b0379bdp-2   0x1.ce2f21a040d16p-4  -0x1.b82ce311fa93ep-6
+      0x1.565bccf92b2fap-8 -0x1.c02db03dd71efp-11  0x1.f9a2baa8fef4dp-14 -0x1.f4ca4d6f3f2e1p-17
+     0x1.b97fd3d99ab63p-20 -0x1.5c0726f07c684p-23  0x1.d71b0f1c497b5p-27 -0x1.abae491fc3595p-31
+    """
 )
-ARC = (
-    _hex("-0x1.555555555553dp-2"),
-    _hex("0x1.99999999957cep-3"),
-    _hex("-0x1.24924922aa4fep-3"),
-    _hex("0x1.c71c70e50eae9p-4"),
-    _hex("-0x1.745cf8c379b70p-4"),
-    _hex("0x1.3b11179536481p-4"),
-    _hex("-0x1.10eba8c68a76ap-4"),
-    _hex("0x1.df0e7ff4f2b22p-5"),
-    _hex("-0x1.9ccf7da9c4e43p-5"),
-    _hex("0x1.37ce1c2ba7549p-5"),
-    _hex("-0x1.255b35da962dep-6"),
+ARC = _numbers(
+    """
+    -0x1.555555555553dp-2  0x1.99999999957cep-3 -0x1.24924922aa4fep-3  0x1.c71c70e50eae9p-4
+    -0x1.745cf8c379b70p-4  0x1.3b11179536481p-4 -0x1.10eba8c68a76ap-4  0x1.df0e7ff4f2b22p-5
+    -0x1.9ccf7da9c4e43p-5  0x1.37ce1c2ba7549p-5 -0x1.255b35da962dep-6
+    """
 )
 ERFC_CENTER = 3.75  # the `x` that is mapped to zero
 LARGEST_ANGLE = 2.0**30  # whose multiples of a right angle are subtracted without loss

@@ -1,7 +1,5 @@
 """The numbers of one vector: what they give together, and how they become one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from scanlib.kernels.language import Type, Value, Writer

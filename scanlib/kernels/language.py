@@ -139,7 +139,7 @@ OPERATIONS: dict[str, Operation] = {
     "sub": Operation(2, "number", "fsub/sub/sub", "{0} - {1}"),
     "mul": Operation(2, "number", "fmul/mul/mul", "{0} * {1}"),
     "neg": Operation(1, "number", _NEGATED, ""),
-    "fma": Operation(3, "float", "llvm.fma", "scanlib_fma{f}({0}, {1}, {2})"),
+    "fma": Operation(3, "float", "llvm.fma", "fma{f}({0}, {1}, {2})"),
     "div": Operation(2, "float", "fdiv", "{0} / {1}"),
     "sqrt": Operation(1, "float", "llvm.sqrt", "sqrt{f}({0})"),
     "abs": Operation(1, "float", "llvm.fabs", "fabs{f}({0})"),

@@ -1,7 +1,5 @@
 """What the processor can do that this process runs on."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import llvmlite.binding as llvm

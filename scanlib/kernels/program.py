@@ -22,24 +22,13 @@ A positive code is a failure, whose message `LoopProgram.failures` has: it ends 
 one is `FULL` or `INTERRUPTED`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from scanlib.kernels.arrays.sizes import UNFIT, Check, Given, Size
-from scanlib.kernels.language import (
-    CALLED_WITH,
-    INT64,
-    POINTER,
-    TABLE,
-    Kernel,
-    Type,
-    Value,
-    Writer,
-)
+from scanlib.kernels.language import CALLED_WITH, INT64, POINTER, TABLE, Kernel, Type, Value, Writer
 from scanlib.kernels.progress import wants_progress
 
 WORD = 8
@@ -156,7 +145,7 @@ class LoopProgram:
     may_stop: bool = False
     progress: bool = field(default_factory=wants_progress)
     free_sizes: tuple[Given, ...] = ()
-    of_sizes: Callable[..., LoopProgram] | None = None
+    of_sizes: "Callable[..., LoopProgram] | None" = None
 
     @property
     def may_be_unfit(self) -> bool:

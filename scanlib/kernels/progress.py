@@ -6,8 +6,6 @@ signal may raise an exception even before the first line of the function, which 
 was called by compiled code. So it is the last line that says to go on.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """Runs the kernels of a loop on NumPy arrays: the steps of `scanlib.kernels.program`, in Python."""
 
-from __future__ import annotations
-
 import builtins
 import ctypes
 from collections.abc import Callable, Sequence
@@ -22,7 +20,7 @@ Entry = Callable[[int, int], int]
 ENTRY = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
 
 
-def compiled_runner(program: LoopProgram, functions: Sequence[int] = ()) -> Runner:
+def compiled_runner(program: LoopProgram, functions: Sequence[int] = ()) -> "Runner":
     """Return a function from the inputs of a loop to its outputs, which runs machine code.
 
     `functions` are the addresses of `LoopProgram.functions`.

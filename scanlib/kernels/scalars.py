@@ -30,17 +30,8 @@ from pytensor.scalar.loop import ScalarLoop
 
 from scanlib._compat import ANGLE, DEG2RAD, RAD2DEG
 from scanlib.kernels import language
-from scanlib.kernels.elementary import compute
-from scanlib.kernels.language import (
-    BOOL,
-    DTYPES,
-    FLOATS,
-    INT64,
-    INTEGERS,
-    Type,
-    Value,
-    Writer,
-)
+from scanlib.kernels.elementary import NAMES, compute
+from scanlib.kernels.language import BOOL, DTYPES, FLOATS, INT64, INTEGERS, Type, Value, Writer
 from scanlib.kernels.processor import has_fused_multiply_add
 from scanlib.ops.logaddexp import LogAddExp
 
@@ -374,23 +365,6 @@ FLOAT_RULES: dict[type, Rule] = {
     psm.Softplus: _vector("softplus"),
     psm.Log1mexp: _log1mexp,
     LogAddExp: _vector("logaddexp"),
-    ps.Exp2: _library("exp2"),
-    ps.Log2: _library("log2"),
-    ps.Log10: _library("log10"),
-    ps.Cos: _library("cos"),
-    ps.Sin: _library("sin"),
-    ps.Tan: _library("tan"),
-    ps.ArcCos: _library("acos"),
-    ps.ArcSin: _library("asin"),
-    ps.ArcTan: _library("atan"),
-    ps.ArcTan2: _library("atan2"),
-    ps.Cosh: _library("cosh"),
-    ps.Sinh: _library("sinh"),
-    ps.ArcCosh: _library("acosh"),
-    ps.ArcSinh: _library("asinh"),
-    ps.ArcTanh: _library("atanh"),
-    psm.Erf: _library("erf"),
-    psm.Erfc: _library("erfc"),
     psm.TriGamma: _tri_gamma,
 }
 
@@ -398,26 +372,37 @@ if DEG2RAD is not None and RAD2DEG is not None:
     FLOAT_RULES[DEG2RAD] = lambda w, x: x * (pi / 180.0)
     FLOAT_RULES[RAD2DEG] = lambda w, x: x * (180.0 / pi)
 
-# By Op: the same of numbers that lie side by side, for which the C library has no functions. Where
+# By Op: functions of the C library.
+LIBRARY: dict[type, str] = {
+    ps.Exp2: "exp2",
+    ps.Log2: "log2",
+    ps.Log10: "log10",
+    ps.Cos: "cos",
+    ps.Sin: "sin",
+    ps.Tan: "tan",
+    ps.ArcCos: "acos",
+    ps.ArcSin: "asin",
+    ps.ArcTan: "atan",
+    ps.ArcTan2: "atan2",
+    ps.Cosh: "cosh",
+    ps.Sinh: "sinh",
+    ps.ArcCosh: "acosh",
+    ps.ArcSinh: "asinh",
+    ps.ArcTanh: "atanh",
+    psm.Erf: "erf",
+    psm.Erfc: "erfc",
+}
+FLOAT_RULES |= {kind: _library(name) for kind, name in LIBRARY.items()}
+
+# By Op: rules for numbers that lie side by side, for which the C library has no functions. Where
 # a step waits for one number alone, these take longer than its own.
 SIDE_BY_SIDE: dict[type, Rule] = {}
 if has_fused_multiply_add():
     SIDE_BY_SIDE = {
+        **{kind: _vector(name) for kind, name in LIBRARY.items() if name in NAMES},
         ps.IntDiv: partial(_floor_quotient, of_floats=_vector("fmod")),
         ps.Mod: partial(_modulo, of_floats=_vector("fmod")),
         ps.Pow: partial(_power, of_floats=_vector("power")),
-        ps.Exp2: _vector("exp2"),
-        ps.Log2: _vector("log2"),
-        ps.Log10: _vector("log10"),
-        ps.Cos: _vector("cos"),
-        ps.Sin: _vector("sin"),
-        ps.Tan: _vector("tan"),
-        ps.ArcCos: _vector("acos"),
-        ps.ArcSin: _vector("asin"),
-        ps.ArcTan: _vector("atan"),
-        ps.ArcTan2: _vector("atan2"),
-        psm.Erf: _vector("erf"),
-        psm.Erfc: _vector("erfc"),
         psm.Erfcx: _vector("erfcx"),
     }
 
@@ -531,9 +516,7 @@ class Scalars:
         return Pair(w.constant(item.real, kind), w.constant(item.imag, kind))
 
     def emit(
-        self,
-        outputs: Iterable[Variable],
-        special: Callable[[Apply], bool] = lambda node: False,
+        self, outputs: Iterable[Variable], special: Callable[[Apply], bool] = lambda node: False
     ) -> None:
         """Write the statements that compute `outputs` from what is bound.
 

@@ -3,8 +3,6 @@
 SciPy offers their addresses to Cython, each with its signature in C.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 from functools import cache

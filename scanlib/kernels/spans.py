@@ -1,7 +1,5 @@
 """Numbers side by side in memory, and one number in the place of such."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -194,7 +192,7 @@ class Span:
     def store(self, index: Value | int, value: Number) -> None:
         store_number(self.w, self.pointer, self.place(index), value)
 
-    def moved(self, items: Value | int) -> Span:
+    def moved(self, items: Value | int) -> "Span":
         """Return the numbers from one of them on."""
         return Span(self.w, self.dtype, self.pointer, self.place(items))
 

@@ -7,8 +7,6 @@ handler in C++ (``program.h``), where threads are. Outputs that are sums over th
 sizes alone, and so does, bit by bit, what comes out.
 """
 
-from __future__ import annotations
-
 import sys
 
 from pytensor.configdefaults import config

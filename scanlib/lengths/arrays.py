@@ -6,8 +6,6 @@ these make them, as one `View` of the array at its beginning: ``base[front : len
 from the first row to the last or `flipped`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +53,10 @@ class View:
     def is_whole(self) -> bool:
         return self.front.is_zero and self.back.is_zero
 
-    def flip(self) -> View:
+    def flip(self) -> "View":
         return View(self.base, self.front, self.back, not self.flipped)
 
-    def cut(self, front: LengthForm, back: LengthForm) -> View:
+    def cut(self, front: LengthForm, back: LengthForm) -> "View":
         """Take rows off both ends of the view, as its reader counts them."""
         if self.flipped:
             front, back = back, front

@@ -6,8 +6,6 @@ that such a batch is made of. `whole_batch` makes one slice, range or shape of t
 where their numbers are the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

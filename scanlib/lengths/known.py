@@ -5,8 +5,6 @@ are decided by values: those of the traces of loops that end by a condition or w
 is computed from data, of slices by bounds that are computed, and of what is made of these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

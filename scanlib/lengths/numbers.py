@@ -4,8 +4,6 @@ An Op that is a loop has a method ``steps_of(node)`` that returns `Steps`. That 
 here of loops.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -15,8 +15,6 @@ each loop's own last value. The gradient of such a loop passes over the steps th
 run, which the mask among its sequences tells it (`scanlib.ops.row_ops.ran_steps`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

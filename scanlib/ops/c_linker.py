@@ -5,8 +5,6 @@ there is none. Such a node runs through `perform`, as all do where the
 flag ``scanlib__perform`` asks for something else than ``auto``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from typing import Any
 from weakref import WeakKeyDictionary

@@ -4,8 +4,6 @@ Their own derivatives, and batches of them, are slow to compile or have no kerne
 ``pt.pad(x, 1, mode="reflect")`` hold loops of `pytensor.scan`. Those of the graphs here are short.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -11,8 +11,6 @@ If it is known not to, the slice becomes these items; one of many gets its shape
 slices that are written.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

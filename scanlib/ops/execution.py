@@ -1,7 +1,5 @@
 """How `Scan.perform` runs a loop: as a backend does, or in plain Python; what backends bring."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -75,7 +73,7 @@ class LoopOp:
     ``scanlib__perform``.
     """
 
-    scan: Scan
+    scan: "Scan"
     signature: Signature
     _runners: dict[str, Runner]
 

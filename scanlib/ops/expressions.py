@@ -1,7 +1,5 @@
 """Values of a graph as one would write them: ``(phi * y) + x``, in messages and reports."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """What Ops with a frozen body have in common."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -28,7 +26,7 @@ class FlatGraph:
     outputs: list[Any]
 
     @classmethod
-    def of(cls, graph: FrozenFunctionGraph) -> FlatGraph:
+    def of(cls, graph: FrozenFunctionGraph) -> "FlatGraph":
         """Return a graph, written flat."""
         places = {inp: place for place, inp in enumerate(graph.inputs)}
 

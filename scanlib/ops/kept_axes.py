@@ -9,8 +9,6 @@ are computed from the rows of all states at place `i`, for all `i`. The step's J
 block diagonal, one block for each `i`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Any

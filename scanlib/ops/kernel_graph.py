@@ -4,8 +4,6 @@ PyTensor's C linker compiles a C++ module for every Op of a graph, a second each
 been taken apart has dozens around it. Those that have kernels become one node.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -21,8 +21,6 @@ derivatives of logarithms of sums, and 0/0 where all exponentials are too small.
 Releases of PyTensor that have Ops for these logarithms have others for the derivatives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

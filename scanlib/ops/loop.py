@@ -6,8 +6,6 @@ and all rewrites fill in or edit a `Loop` and then call `Loop.apply`, which free
 and makes the `Scan` node. Nobody slices flat lists by hand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -147,7 +145,7 @@ class Loop:
     associative: bool = False
 
     @classmethod
-    def from_op(cls, op: Scan, inputs: list[Variable]) -> Loop:
+    def from_op(cls, op: Scan, inputs: list[Variable]) -> "Loop":
         """Take a loop apart, with fresh body variables."""
         signature, labels = op.signature, op.labels
         body_inputs, body_outputs = copy_graph(op.body.inputs, op.body.outputs)
@@ -180,7 +178,7 @@ class Loop:
         )
 
     @classmethod
-    def from_node(cls, node: Apply) -> Loop:
+    def from_node(cls, node: Apply) -> "Loop":
         """Take the loop of a node apart, one that was lowered as it was before."""
         return cls.from_op(node.op.scan, node.inputs)
 

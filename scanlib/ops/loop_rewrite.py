@@ -6,8 +6,6 @@ where it fails: the error is caught here, for all rewrites, and kept with the gr
 stays. With PyTensor's flag ``on_opt_error=raise``, as in the tests, an error is an error.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The texts of run-time errors: one home, shared by the Python loop and the compiled one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from pytensor.graph.basic import Apply, Variable
@@ -120,7 +118,7 @@ class Messages:
             f"{first} has size {{}} and {second} has size {{}}"
         )
 
-    def at_step(self, inner: BodyInputs) -> NodeMessages:
+    def at_step(self, inner: BodyInputs) -> "NodeMessages":
         """Return the templates for the nodes of a step with some inputs."""
         labels, names = self.labels, dict[Variable, str | None]()
         names.update(zip(inner.rows, labels.sequences, strict=False))

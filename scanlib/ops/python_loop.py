@@ -5,8 +5,6 @@ compiled body for each, or has its lines; histories are written once, row by row
 before the first step.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property
@@ -36,7 +34,7 @@ class PythonLoop:
     The arrays are NumPy's. A subclass for others says how they are made and what a step is.
     """
 
-    def __init__(self, op: Scan) -> None:
+    def __init__(self, op: "Scan") -> None:
         self.op = op
         self.signature = op.signature
         self.messages = Messages(op.signature, op.labels, op.name)
@@ -285,7 +283,7 @@ class PythonLoop:
         return [*histories, *carries, *stacks]
 
 
-def row_shape_graph(op: Scan) -> FunctionGraph:
+def row_shape_graph(op: "Scan") -> FunctionGraph:
     """Return the graph from a loop's inputs to the flat row shapes of its stacked outputs.
 
     It is used when no step runs. Sizes that only a step could tell are zero.

@@ -10,8 +10,6 @@ holds its `K` initial rows at its start (at its end with `reverse`), so that the
 previous states are views of it.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -78,7 +76,7 @@ class Scan(HasFrozenBody, LoopOp, PrintedOp):
         load_backends()
 
     @property
-    def scan(self) -> Scan:  # type: ignore[override]
+    def scan(self) -> "Scan":  # type: ignore[override]
         """The loop itself."""
         return self
 

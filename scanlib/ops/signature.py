@@ -172,11 +172,7 @@ class Signature:
     def split_body_inputs(self, flat: Sequence) -> BodyInputs:
         """Split the flat inputs of one step."""
         rows, taps, carries, non_sequences = _split(
-            flat,
-            self.n_sequences,
-            sum(map(len, self.taps)),
-            self.n_carries,
-            self.n_non_sequences,
+            flat, self.n_sequences, sum(map(len, self.taps)), self.n_carries, self.n_non_sequences
         )
         return BodyInputs(rows, _split(taps, *map(len, self.taps)), carries, non_sequences)
 

@@ -6,8 +6,6 @@ there: each step would wait until the last one's items are in the cache. Here al
 is done on numbers, by doing once to arrays of variables what the step does to arrays of numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce

@@ -21,8 +21,6 @@ are written: ``s ← a s + b`` with the coefficient of the step before, and one 
 before which there is no sum but the state itself.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any

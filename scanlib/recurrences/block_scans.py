@@ -27,8 +27,6 @@ constant ones, of which a scan has more than enough, and in shorter registers ta
 constant mask hides from the register of the state, so that shuffles wait for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

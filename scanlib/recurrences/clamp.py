@@ -12,8 +12,6 @@ the extreme of the bounds, exactly. A NaN would get lost among bounds, so what h
 trusted; nor can shifts whose sums may overflow.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,13 +24,7 @@ from scanlib.kernels.language import Type, Value
 from scanlib.kernels.scalars import limit
 from scanlib.kernels.spans import Same
 from scanlib.ops.lowered.elemwise_scan import Recurrence, Term
-from scanlib.recurrences.block_scans import (
-    Formulas,
-    Function,
-    LaneScan,
-    StepBlock,
-    Steps,
-)
+from scanlib.recurrences.block_scans import Formulas, Function, LaneScan, StepBlock, Steps
 from scanlib.recurrences.form import (
     Component,
     Elements,
@@ -57,16 +49,16 @@ class ClampForm:
     low: Variable | None = None
     high: Variable | None = None
 
-    def shifted(self, by: Variable) -> ClampForm:
+    def shifted(self, by: Variable) -> "ClampForm":
         low, high = (None if b is None else ps.add(b, by) for b in (self.low, self.high))
         return ClampForm(by if self.shift is None else ps.add(self.shift, by), low, high)
 
-    def at_least(self, bound: Variable) -> ClampForm:
+    def at_least(self, bound: Variable) -> "ClampForm":
         low = bound if self.low is None else ps.scalar_maximum(self.low, bound)
         high = None if self.high is None else ps.scalar_maximum(self.high, bound)
         return replace(self, low=low, high=high)
 
-    def at_most(self, bound: Variable) -> ClampForm:
+    def at_most(self, bound: Variable) -> "ClampForm":
         high = bound if self.high is None else ps.scalar_minimum(self.high, bound)
         return replace(self, high=high)
 

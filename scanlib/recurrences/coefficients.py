@@ -10,8 +10,6 @@ Within the bounds, products of what is met on the way with values that kernels t
 smallest number, times the other factors.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 
@@ -40,7 +38,7 @@ class Coefficient:
     partial: tuple[Variable, ...] = ()
     zeros: tuple[Variable, ...] = field(default=())
 
-    def times(self, factor: Variable) -> Coefficient:
+    def times(self, factor: Variable) -> "Coefficient":
         """Return the coefficient after one more factor."""
         product = ps.mul(self.value, factor)
         if not _may_leave_range(product) or (isinstance(factor, Constant) and factor.data == 0):

@@ -9,8 +9,6 @@ for `s`. Only values that lie fewer steps back than the group is long are compos
 far taps of a season are read as they are and belong to `F`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -145,10 +143,7 @@ class _Groups:
             item = cache(lambda k, at=at: self.elements[k].real(at))
             current: dict[int, _Form] = {}
             rows = zip(
-                self.recurrence.parts,
-                self.recurrence.terms,
-                self.recurrence.constants,
-                strict=True,
+                self.recurrence.parts, self.recurrence.terms, self.recurrence.constants, strict=True
             )
             for part, terms, constant in rows:
                 sums: dict[Symbol, list[_Product]] = {}

@@ -1,7 +1,5 @@
 """What all families share: the component they look at, and how its graph is walked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce

@@ -24,8 +24,6 @@ The `a` or `b` of a step may be a sum, of ``logaddexp(h, b) + a`` for one, that 
 in another order: where one is NaN or infinity, the caller takes the steps one by one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,7 +59,7 @@ class LogAffineForm:
     shift: Variable | None
     bound: Variable | None
 
-    def shifted(self, by: Variable) -> LogAffineForm:
+    def shifted(self, by: Variable) -> "LogAffineForm":
         bound = None if self.bound is None else ps.add(self.bound, by)
         return LogAffineForm(by if self.shift is None else ps.add(self.shift, by), bound)
 

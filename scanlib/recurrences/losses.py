@@ -8,8 +8,6 @@ dtype where single steps do not. A result that is not trusted is thrown away, an
 taken one after the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

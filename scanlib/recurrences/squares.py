@@ -6,8 +6,6 @@ The volatility of a GARCH model is written so (T. Bollerslev, "Generalized autor
 conditional heteroskedasticity", 1986). With ``v = h²`` the step is ``a v + b``.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytensor.scalar as ps
@@ -22,13 +20,7 @@ from scanlib.ops.graph import substitute
 from scanlib.ops.lowered.elemwise_scan import Recurrence
 from scanlib.recurrences import affine
 from scanlib.recurrences.block_scans import StepBlock, Steps
-from scanlib.recurrences.form import (
-    Component,
-    NotInFamilyError,
-    common_dtype,
-    kind,
-    only_part,
-)
+from scanlib.recurrences.form import Component, NotInFamilyError, common_dtype, kind, only_part
 
 FAMILY = "affine in squares"
 

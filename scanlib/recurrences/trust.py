@@ -8,8 +8,6 @@ the scan. A *test* takes real numbers, in any lanes, and returns integers whose 
 holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -14,8 +14,6 @@ graph of the step; the loop is found here, and made.
 PyMC finds this module when a loop is made after PyMC was imported (`rewrites.load_densities`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

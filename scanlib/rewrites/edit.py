@@ -1,7 +1,5 @@
 """Loops taken out of a graph to be changed: in place, or cut off while others take their place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

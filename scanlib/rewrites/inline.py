@@ -14,8 +14,6 @@ has several sequences they are all cut to the shortest, so batches are full of t
 is found again (`scanlib.lengths.batches`), and the slice is that of all members at once.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Variable

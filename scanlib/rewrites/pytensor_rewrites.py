@@ -7,8 +7,6 @@ does not hold, and try again at each of the partial sums. The cost of hundreds o
 such a sum, and so is the derivative by what all operations of a long step use.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 

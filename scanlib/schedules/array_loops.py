@@ -11,8 +11,6 @@ The nodes of a graph, which stands around the loops of a function, are written a
 are, once. Inputs whose items are not in order of memory are copied, once, before the first step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -57,14 +55,7 @@ from scanlib.kernels.arrays.sizes import (
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import FLOATS, Kernel
 from scanlib.kernels.processor import register_bytes
-from scanlib.kernels.program import (
-    ArrayType,
-    Kernels,
-    LoopProgram,
-    Output,
-    TableKernel,
-    Words,
-)
+from scanlib.kernels.program import ArrayType, Kernels, LoopProgram, Output, TableKernel, Words
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.kernels.spans import LINE, Cell, load_number, shift
 from scanlib.ops.graph import core_op, substitute

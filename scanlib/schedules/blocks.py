@@ -19,8 +19,6 @@ Of a part whose sum comes first (`scanlib.ops.lowered.sums_first`), the sums are
 are an output of one channel, in the output, else in a buffer. Its own value is a number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -441,10 +439,7 @@ class BlocksRun(TableReader[ElemwiseLoop]):
         self.write_values(goals, self.readers(number))
 
     def write_values(
-        self,
-        goals: Sequence[Goal],
-        known: dict[Variable, Reader],
-        totals: Iterable[Total] = (),
+        self, goals: Sequence[Goal], known: dict[Variable, Reader], totals: Iterable[Total] = ()
     ) -> None:
         """Write some values for all steps of the block, and keep them.
 

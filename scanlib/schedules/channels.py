@@ -31,8 +31,6 @@ is this schedule with no loops inside.
   calls can each walk a part of them (``words.part`` of ``words.parts``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import permutations

@@ -18,8 +18,6 @@ the last ones of the chunk before, which another thread writes: so states are sc
 from which the rows of a traced one are copied.
 """
 
-from __future__ import annotations
-
 from pytensor.configdefaults import config
 
 from scanlib.kernels.language import BOOL, INT64, Kernel, Type, Value

@@ -1,7 +1,5 @@
 """Elementwise loops as their kernels see them: channels, the loops over these, parts in threads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import reduce
 

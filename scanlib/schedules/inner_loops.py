@@ -10,8 +10,6 @@ A loop whose results are as long as its steps decide (`until`) has no kernel ins
 nor has one of so many steps as its step decides, unless only the last values are read.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from pytensor.configdefaults import config

@@ -20,8 +20,6 @@ are computed again without these items. Inputs are read where they are; rows tha
 are copied when their step comes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace

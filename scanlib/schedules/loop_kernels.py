@@ -4,8 +4,6 @@ A program (`scanlib.kernels.program`) has one kernel `prepare`, one `start`, and
 way in which its steps may be taken: `prepare` chooses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

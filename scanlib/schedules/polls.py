@@ -1,7 +1,5 @@
 """Loops that poll, so that they can be interrupted: now and then, which costs nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

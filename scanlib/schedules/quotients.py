@@ -15,8 +15,6 @@ keeps, or within `RANGE`, and `y` is within its square root. If other numbers ar
 which infinities and NaN are, its quotients are computed once more, by divisions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytensor.scalar.basic as ps

@@ -3,8 +3,6 @@
 The one place that decides: `inner_loops` writes what is said here, and `scanlib.explain` shows it.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 import numpy as np

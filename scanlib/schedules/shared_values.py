@@ -5,8 +5,6 @@ reads the states after. Both may need the same quotient or exponential of the ro
 once for all steps of the block, and kept until the block ends.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

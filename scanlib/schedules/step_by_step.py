@@ -1,7 +1,5 @@
 """One step after the other: how a kernel takes the steps of a loop, and what it leaves behind."""
 
-from __future__ import annotations
-
 from scanlib.kernels.language import BOOL, FULL, INT64, Local, Value, Writer
 from scanlib.kernels.scalars import Number
 from scanlib.kernels.spans import Cell, load_number, shift, store_number

@@ -12,19 +12,17 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from pytensor.configdefaults import config
 
 import scanlib
 from scanlib.backends.handler.programs import program_of
 from scanlib.kernels.elementary import vector_function
 from scanlib.kernels.language import INT64, POINTER, Kernel, Type, Writer, functions_of
-from scanlib.kernels.printers.c import ARGUMENTS, print_functions
+from scanlib.kernels.printers.c import print_functions
 from scanlib.kernels.processor import has_fused_multiply_add
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
-from tests.kernel_runs import by_llvm
+from tests.kernel_runs import ARGUMENTS, COMPILER, by_llvm
 from tests.modes import MODES
 
-COMPILER = config.cxx.split() or [""]
 INF, NAN = np.inf, np.nan
 
 

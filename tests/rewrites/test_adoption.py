@@ -18,7 +18,7 @@ from pytensor.tensor.basic import Alloc, AllocEmpty, Join
 from pytensor.tensor.subtensor import IncSubtensor
 
 import scanlib
-from scanlib._compat import is_legacy_scan
+from scanlib._compat import LegacyScan
 from scanlib.ops.loop_rewrite import record_of
 from scanlib.rewrites.adopt.adopt import AdoptLoops
 from tests.checks import assert_derivatives, assert_same
@@ -49,7 +49,7 @@ def variables(case):
 
 
 def assert_all_adopted(fgraph):
-    assert not any(is_legacy_scan(node.op) for node in fgraph.apply_nodes)
+    assert not any(isinstance(node.op, LegacyScan) for node in fgraph.apply_nodes)
     assert all(loop.reason is None for loop in record_of(fgraph).adopted)
 
 
@@ -79,7 +79,9 @@ def test_values(name, linker):
     case = LOOPS[name]
     inputs = variables(case)
     outputs = case.build(*inputs)
-    assert any(v.owner is not None and is_legacy_scan(v.owner.op) for v in ancestors(outputs))
+    assert any(
+        v.owner is not None and isinstance(v.owner.op, LegacyScan) for v in ancestors(outputs)
+    )
     with pytensor.config.change_flags(scanlib__perform="python"):
         f = pytensor.function(inputs, outputs, mode=ADOPTING[linker], on_unused_input="ignore")
         assert_all_adopted(f.maker.fgraph)
@@ -467,7 +469,7 @@ def test_loops_that_pytensor_rewrote():
     AdoptLoops(when_enabled=False).rewrite(fgraph)
     (loop,) = record_of(fgraph).adopted
     assert loop.reason is not None
-    assert any(is_legacy_scan(node.op) for node in fgraph.apply_nodes)
+    assert any(isinstance(node.op, LegacyScan) for node in fgraph.apply_nodes)
 
 
 def test_loop_of_pytensor_inside_a_loop_of_scanlib():

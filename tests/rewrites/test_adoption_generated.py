@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume
 from pytensor.graph.traversal import ancestors
 from pytensor.scan.utils import until
 
-from scanlib._compat import is_legacy_scan
+from scanlib._compat import LegacyScan
 from scanlib.ops.loop_rewrite import record_of
 from tests.checks import assert_same
 from tests.derivatives import moved, random_directions
@@ -33,7 +33,7 @@ def rendered(case, values):
     try:
         loop = case.render(pytensor.scan, until, values)
         for variable in ancestors(loop.traces):
-            if variable.owner is not None and is_legacy_scan(variable.owner.op):
+            if variable.owner is not None and isinstance(variable.owner.op, LegacyScan):
                 variable.owner.op.validate_inner_graph()  # as PyTensor does when it compiles
     except (TypeError, ValueError):
         assume(False)

@@ -1,7 +1,5 @@
 """Recurrences that a kernel composes: which, and the functions that compose them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -109,7 +107,7 @@ def composed_recurrences(op: ElemwiseScan) -> list[Composed] | None:
 class SummaryWriter:
     """Writes ``Summary``, several steps as one function, and what is done with it."""
 
-    def __init__(self, loop: LoopWriter, composed: list[Composed]) -> None:
+    def __init__(self, loop: "LoopWriter", composed: list[Composed]) -> None:
         self.loop, self.composed, self.source = loop, composed, loop.source
         n = loop.signature.n_states
         self.values = [f"r{c.part}_1" if c.part < n else f"c{c.part - n}" for c in composed]

@@ -5,8 +5,6 @@ that a call needs but for addresses, and `results` makes what the loop returns o
 have written.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,7 +46,7 @@ class Call(NamedTuple):
     among them the addresses go, of the inputs, the outputs, the works; the launches.
     """
 
-    kernels: Kernels
+    kernels: "Kernels"
     shapes: list[Shape]
     works: list[int]
     words: list[int]

@@ -21,8 +21,6 @@ others is not lost, and one that passes through zero is no alarm. Items that are
 be equal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
@@ -232,7 +230,7 @@ class LinearKernels(Kernels):
 _kernels = lru_cache(maxsize=256)(LinearKernels)  # written once for each size
 
 
-def kernels_of(op: Op) -> KernelLoop | LinearLoop | None:
+def kernels_of(op: Op) -> "KernelLoop | LinearLoop | None":
     """Return the kernels of a loop, None if it has none or flags turn them off."""
     wanted = config.scanlib__cuda and config.scanlib__perform == "auto"
     try:

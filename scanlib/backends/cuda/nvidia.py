@@ -6,8 +6,6 @@ kept in PyTensor's compilation directory, under a name made of the source, the a
 compiler's version.
 """
 
-from __future__ import annotations
-
 import ctypes
 import ctypes.util
 import os

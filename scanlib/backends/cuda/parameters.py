@@ -6,8 +6,6 @@ a loop runs from the last row to the first, its arrays are given from their last
 negative stride: kernels know one direction only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod

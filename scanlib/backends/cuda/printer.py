@@ -16,8 +16,6 @@ The template (`scanlib/backends/cuda/template`) holds all schedules. It asks of 
     several steps as one function, for loops whose recurrences compose.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.resources import files
@@ -29,13 +27,7 @@ from pytensor.graph.traversal import ancestors
 from scanlib._compat import thaw_graph
 from scanlib.backends.cuda.composition import SummaryWriter, composed_recurrences
 from scanlib.backends.cuda.parameters import Array, Parameters
-from scanlib.backends.cuda.scalar_code import (
-    Code,
-    ScalarUnit,
-    computed,
-    item_type,
-    memory_type,
-)
+from scanlib.backends.cuda.scalar_code import Code, ScalarUnit, computed, item_type, memory_type
 from scanlib.kernels.printers.c import Source
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.c_linker import NoCCodeError

@@ -5,8 +5,6 @@ leaves to functions outside is in `OUTSIDE`. Half precision is kept in memory on
 single precision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytensor.scalar.math as psm
@@ -49,7 +47,7 @@ class Code:
     """Writes one function of scalars, a part of `unit`, and its call; `given` has the parameters,
     by the expressions that a call gives for them."""
 
-    def __init__(self, unit: ScalarUnit, name: str) -> None:
+    def __init__(self, unit: "ScalarUnit", name: str) -> None:
         self.unit, self.name = unit, name
         self.writer = Writer()
         self.scalars = Scalars(self.writer, self._outside, IN_SINGLE)

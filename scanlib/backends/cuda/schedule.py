@@ -16,8 +16,6 @@ into chunks, and what each chunk does to any state is found first. That takes a 
 from each column of the identity matrix, so that it pays for few vectors and many steps only.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 from typing import NamedTuple
 

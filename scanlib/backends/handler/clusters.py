@@ -9,8 +9,6 @@ Views, and numbers that lengths are computed with, are cheap: a cluster that nee
 and so have the loops.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle

@@ -1,8 +1,6 @@
 """Functions outside kernels: scalar operations that no kernel has, as numba compiles them, routines
 of BLAS, and what Python computes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """C++ code of scanlib's own: compiled by the compiler that PyTensor uses, and kept on disk."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 PyTensor's virtual machine calls the function in a thunk's capsule straight from C.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading

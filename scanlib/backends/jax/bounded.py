@@ -11,8 +11,6 @@ Items that a mask selects are `Bounded` as well. Where neither scanlib's Ops nor
 take one, it raises `UnknownLengthError`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -94,7 +92,7 @@ class Bounded:
     def capacity(self) -> int:
         return self.rows.shape[0]
 
-    def like(self, rows: Any) -> Bounded:
+    def like(self, rows: Any) -> "Bounded":
         """Return an array of the same length in another buffer."""
         return Bounded(rows, self.length, self.origin, self.low)
 

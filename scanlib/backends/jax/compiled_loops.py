@@ -7,8 +7,6 @@ loop. Then both write into buffers as long as the loop can get, as `lax.while_lo
 how many steps they took: what is stored over time is `Bounded`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any

@@ -6,8 +6,6 @@ compiled once with the headers that jaxlib ships; it is given the kernels' code 
 architecture of the devices when JAX traces the call, and loads it at the first call in a context.
 """
 
-from __future__ import annotations
-
 import ctypes
 import warnings
 from collections.abc import Sequence

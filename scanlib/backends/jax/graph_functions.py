@@ -12,8 +12,6 @@ XLA has no views: as arguments of a compiled loop, slices would be copied. So th
 rows of the whole array; other Ops have a `Window` `sliced`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

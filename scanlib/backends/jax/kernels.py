@@ -7,8 +7,6 @@ Where JAX has no numbers of 64 bits, which it has not with ``floatX=float32``, a
 comes as ``int32``. Kernels read and write the dtypes of the loop: `in_own_dtypes` converts.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Callable, Sequence

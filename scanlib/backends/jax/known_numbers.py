@@ -14,8 +14,6 @@ it has them where they follow, in sums, differences, products, extremes and choi
     n <= 5, k any number:    minimum(k, n + 1) <= 6    switch(k < 0, n, 2) <= 5
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any

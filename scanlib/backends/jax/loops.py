@@ -15,8 +15,6 @@ On a CPU, associative loops are walked as well (`ops.lowered.associative_scan`).
 `lax.associative_scan` of the body, vectorized over time: a tree of logarithmic depth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cached_property

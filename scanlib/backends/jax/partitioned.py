@@ -16,8 +16,6 @@ is made to vary along all axes along which one of the arguments does. A loop the
 that its device has, and starts from its initial state, so that time must not be cut.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,7 +62,7 @@ class Factors:
     outputs: tuple[Axes, ...]
     sums: tuple[Sum, ...]
 
-    def batched(self, which: Sequence[bool]) -> Factors:
+    def batched(self, which: Sequence[bool]) -> "Factors":
         """Return those of the call for a batch, which the inputs that `which` says have first."""
         name = f"v{max(map(len, self.outputs))}"
         inputs = (

@@ -4,8 +4,6 @@
 trace than the call of its kernels, and some steps that kernels can take JAX cannot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -14,12 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from scanlib._compat.jax import (
-    Primitive,
-    batching,
-    mlir,
-    prim_requires_devices_during_lowering,
-)
+from scanlib._compat.jax import Primitive, batching, mlir, prim_requires_devices_during_lowering
 from scanlib.backends.jax.partitioned import Factors, explicitly, partitioned, varying
 
 Function = Callable[..., list[Any]]

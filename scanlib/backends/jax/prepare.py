@@ -8,8 +8,6 @@ compute with. And numbers that something else reads than the computation of anot
 mark as well: PyTensor's fusion would mix them with data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -12,8 +12,6 @@ Any other Op raises `UnknownLengthError`. Behind the rules are scanlib's own sma
 are cut, padded and checked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any

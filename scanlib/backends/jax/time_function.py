@@ -6,8 +6,6 @@ partitions what comes of it; `partitioned` says how loops are cut along their ch
 pieces of time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field

@@ -23,8 +23,6 @@ algorithms", 1986. For layers of networks: A. Katharopoulos et al., "Transformer
 (the state as a summary); W. Sun et al., "LASP-2", 2025 (one gathering of the summaries).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial

@@ -6,8 +6,6 @@ another way for its sake: arrays that are joined or written to along time, and c
 tiles, sums over time are added in a fixed order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any

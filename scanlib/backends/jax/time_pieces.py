@@ -14,8 +14,6 @@ each device has several. What is mapped over the pieces by `jax.vmap` runs on ea
 own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate

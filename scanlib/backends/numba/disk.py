@@ -4,8 +4,6 @@ Numba's own files have no checksums, and an index of signatures beside them that
 write at once. Here each signature of a function has a file of its own.
 """
 
-from __future__ import annotations
-
 import glob
 import pickle
 from hashlib import sha256

@@ -6,8 +6,6 @@ what numba compiles itself: steps without kernels, and what PyTensor's functions
 loop that has none a plain loop, and for what is left Python computes the results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
@@ -35,13 +33,7 @@ from scanlib.backends.numba.general_loop import LoopWriter
 from scanlib.backends.numba.graph_function import graph_inside
 from scanlib.backends.numba.programs import call_program
 from scanlib.backends.numba.stepped_loop import SteppedLoop
-from scanlib.ops.execution import (
-    Compiler,
-    LoopOp,
-    NotCompilableError,
-    Runner,
-    brings,
-)
+from scanlib.ops.execution import Compiler, LoopOp, NotCompilableError, Runner, brings
 from scanlib.ops.kernel_graph import KernelGraph
 from scanlib.ops.linker_features import HadLoops
 from scanlib.ops.lowered.elemwise_scan import ElemwiseScan

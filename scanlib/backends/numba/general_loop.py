@@ -13,8 +13,6 @@ PyTensor's functions. What is here walks the steps:
   by doubling.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -41,24 +39,14 @@ from pytensor.link.numba.dispatch.basic import (
 from pytensor.tensor.basic import ScalarFromTensor
 
 from scanlib._compat import thaw_graph
-from scanlib._compat.numba import (
-    RETCODE_EXC,
-    cgutils,
-    compile_numba_function_src,
-    numba_deepcopy,
-)
+from scanlib._compat.numba import RETCODE_EXC, cgutils, compile_numba_function_src, numba_deepcopy
 from scanlib.backends.handler.clusters import gather
 from scanlib.backends.handler.programs import program_of_node
 from scanlib.backends.handler.thunks import library
 from scanlib.backends.numba.disk import sealed
 from scanlib.backends.numba.memory import as_array, new_array, row_view
 from scanlib.backends.numba.programs import call_program
-from scanlib.ops.errors import (
-    InitialRowsError,
-    SequenceLengthError,
-    StepCountError,
-    StepShapeError,
-)
+from scanlib.ops.errors import InitialRowsError, SequenceLengthError, StepCountError, StepShapeError
 from scanlib.ops.execution import brings
 from scanlib.ops.graph import is_tensor
 from scanlib.ops.kernel_graph import KernelGraph

@@ -5,8 +5,6 @@ Each line runs a program of kernels (a loop, or a cluster of nodes around loops,
 node that has no kernel. Programs are functions in C, and a line costs less than the call of one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ the function.
 Graphs without loops are PyTensor's own business.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import SimpleNamespace
@@ -20,19 +18,9 @@ import numpy as np
 from numba.extending import typeof_impl
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.link.numba.dispatch.basic import (
-    numba_funcify_ensure_cache,
-    numba_njit,
-    numba_typify,
-)
+from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache, numba_njit, numba_typify
 
-from scanlib._compat.numba import (
-    Container,
-    NumbaLinker,
-    map_storage,
-    raise_with_op,
-    route_graphs,
-)
+from scanlib._compat.numba import Container, NumbaLinker, map_storage, raise_with_op, route_graphs
 from scanlib.backends.handler.clusters import gather
 from scanlib.backends.handler.functions import performed, plain
 from scanlib.backends.numba.disk import sealed

@@ -6,8 +6,6 @@ C library returns what is freed at the end of its heap at once, and asks for it 
 call; `keep_freed_memory` tells it to keep some. (NumPy asks for pages of 2 MB for large arrays.)
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from typing import Any

@@ -5,8 +5,6 @@ addresses of the inputs and of the results. The kernels are no part of numba's m
 compiled, or loaded from disk, when the program first runs, and asked for by their key.
 """
 
-from __future__ import annotations
-
 from hashlib import sha256
 from typing import Any
 

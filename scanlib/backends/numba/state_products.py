@@ -7,8 +7,6 @@ small matrices wait for one another and leave the memory idle; the products, whi
 the matrices, are written meanwhile (`scanlib.schedules.linear_steps`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ which needs 3 to 22 s of processor time for PyTensor's functions of LAPACK and t
 where all of `pytensor.scan` is compiled in 6 to 9 and this in half of one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import attrgetter

@@ -16,8 +16,6 @@ computes; and if torch cannot, the CPU does.
     x[start:stop:-s] = flip(x)[n-1-start : n-1-stop : s]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

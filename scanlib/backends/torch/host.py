@@ -7,8 +7,6 @@ graph that `torch.compile` sees if its inputs and results are arrays, and betwee
 if they are not. Random generators travel as `Held` objects.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,10 +34,10 @@ class Held:
     def __init__(self, value: np.random.Generator) -> None:
         self.value = value
 
-    def cpu(self) -> Held:
+    def cpu(self) -> "Held":
         return self
 
-    def clone(self) -> Held:
+    def clone(self) -> "Held":
         return Held(copy.deepcopy(self.value))
 
     def numpy(self) -> np.random.Generator:

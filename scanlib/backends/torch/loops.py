@@ -1,8 +1,6 @@
 """`Scan`, `ElemwiseScan` and `LinearScan` as torch operators: kernels, on CUDA devices on torch's
 own memory, or functions of tensors on devices without one."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property

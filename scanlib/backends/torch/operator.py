@@ -9,8 +9,6 @@ name is a digest of what the Op computes, the same in every process: compiled gr
 keeps on disk find it again.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ is translated, what reads sizes reads them from a `Size` instead, one node for t
 a function of the shapes of its inputs whose result is a number of Python.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import mul

@@ -11,8 +11,6 @@ has converged has derivatives that have, up to the tolerance times the number of
 A. C. Harvey, "Forecasting, structural time series models and the Kalman filter", 1989, section 3.3.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -21,14 +19,7 @@ from pytensor.graph.basic import Variable
 from pytensor.raise_op import CheckAndRaise
 
 from scanlib.frontend.scan_function import scan
-from scanlib.frontend.statespace.filter import (
-    Row,
-    Walk,
-    gain,
-    predict,
-    read_parts,
-    solve,
-)
+from scanlib.frontend.statespace.filter import Row, Walk, gain, predict, read_parts, solve
 from scanlib.frontend.statespace.model import Observations, StateSpace
 from scanlib.frontend.step_function import until
 

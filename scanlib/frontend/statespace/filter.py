@@ -14,8 +14,6 @@ What is missing has a row of zeros in `Z` and a one on the diagonal of `H`: it m
 density one. Covariances stay symmetric, bit by bit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Kalman filter, the smoother, and draws of states: what users call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,13 +11,7 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.random.type import RandomGeneratorType
 
 from scanlib.frontend.statespace.convergent import convergent
-from scanlib.frontend.statespace.filter import (
-    Filtered,
-    Walk,
-    of_batch,
-    read_parts,
-    sequential,
-)
+from scanlib.frontend.statespace.filter import Filtered, Walk, of_batch, read_parts, sequential
 from scanlib.frontend.statespace.model import Observations, StateSpace, dtype_of, read_observations
 from scanlib.frontend.statespace.parallel import parallel, smoothed_by_factors
 from scanlib.frontend.statespace.smoother import simulated, smoothed

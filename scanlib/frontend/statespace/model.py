@@ -9,8 +9,6 @@ above. The notation is that of J. Durbin and S. J. Koopman, "Time series analysi
 methods", 2012.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 

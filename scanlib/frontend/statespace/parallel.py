@@ -35,8 +35,6 @@ Transactions on Automatic Control 66, 2021; F. Yaghoobi, A. Corenflos, S. Hassan
 2022.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -20,8 +20,6 @@ derivative of such a recurrence is another one in the other direction, with ``Má
 time, of any order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytensor.tensor as pt

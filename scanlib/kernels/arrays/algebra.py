@@ -1,7 +1,5 @@
 """Products, factorizations and solves of a step, by `scanlib.kernels.linalg`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial

@@ -9,13 +9,12 @@ An Op has one rule, a function that takes the step and the node; the modules bes
 them. An Op without a rule has no kernel (`NoKernelError`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import heapify, heappop, heappush
+from graphlib import TopologicalSorter
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -95,16 +94,13 @@ class StepOrder:
         nodes = self.graph.toposort()
         ranks = {node: (bool(written(node)), k) for k, node in enumerate(nodes)}
         missing = {node: {inp.owner for inp in node.inputs if inp.owner} for node in nodes}
-        found, ready = [], [ranks[node] for node in nodes if not missing[node]]
-        heapify(ready)
-        while ready:
-            node = nodes[heappop(ready)[1]]
-            found.append(node)
-            for client in {c for out in node.outputs for c, _ in self.graph.clients[out]}:
-                if client in ranks:
-                    missing[client].remove(node)
-                    if not missing[client]:
-                        heappush(ready, ranks[client])
+        sorter, found, ready = TopologicalSorter(missing), [], list[tuple[bool, int]]()
+        sorter.prepare()
+        while sorter.is_active():
+            for node in sorter.get_ready():
+                heappush(ready, ranks[node])
+            found.append(nodes[heappop(ready)[1]])
+            sorter.done(found[-1])
         return found
 
     def overwrites(self, array: Variable) -> bool:

@@ -1,7 +1,5 @@
 """Ops that are applied to each item of a batch: loops over the leading axes."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from pytensor.graph.basic import Apply, Constant, Variable

@@ -1,7 +1,5 @@
 """Convolutions of vectors and matrices: rows are multiplied with what they meet of other rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pytensor.graph.basic import Apply, Variable

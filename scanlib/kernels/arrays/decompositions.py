@@ -1,7 +1,5 @@
 """Decompositions: Ops of a step that stand for graphs of others, whose rules write them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +24,7 @@ from scanlib._compat import GER, inline_ofg_node
 from scanlib.kernels.scalars import NoKernelError
 from scanlib.ops.batching import by_rows
 from scanlib.ops.loop import Carry, Loop
+from scanlib.ops.row_ops.row_segments import MergeRows
 from scanlib.ops.row_ops.step_products import LENGTHS, SIZES, StepProducts
 
 
@@ -194,6 +193,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Variable]] = {
     Softmax: _softmax,
     Argmax: _argmax,
     JoinDims: _join_dims,
+    MergeRows: lambda op, x: _join_dims(JoinDims(0, 2), x),
     SplitDims: _split_dims,
     ProdWithoutZeros: lambda op, x: Prod(axis=op.axis, dtype=op.dtype, acc_dtype=op.acc_dtype)(
         pt.switch(pt.eq(x, 0), np.ones((), x.type.dtype), x)

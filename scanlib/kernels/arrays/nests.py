@@ -14,8 +14,6 @@ A sum over inner axes is collected in one number for each lane, one over outer a
 in memory where rows are long.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -167,18 +165,22 @@ def over(
     with ExitStack() as stack:
         for axis, size in enumerate(sizes, first):
             indices.append(stack.enter_context(step.writer.loop(0, step.value(size))))
-            move(step, arrays, axis, indices[-1], stack)
+            stack.enter_context(at_index(step, arrays, axis, indices[-1]))
         yield indices
 
 
-def move(
-    step: Step, arrays: Sequence[Walk], axis: int, index: Value | int, stack: ExitStack
-) -> None:
-    """Let arrays be at an index of an axis, until the stack is closed."""
+@contextmanager
+def at_index(step: Step, arrays: Sequence[Walk], axis: int, index: Value | int) -> Iterator[None]:
+    """Let arrays be at an index of an axis."""
+    before = [array.offset for array in arrays]
     for array in arrays:
         if axis < len(array.strides) and array.strides[axis] != 0 and index != 0:
-            stack.callback(setattr, array, "offset", array.offset)
             array.offset = step.bytes(index, array.strides[axis]) + array.offset
+    try:
+        yield
+    finally:
+        for array, offset in zip(arrays, before, strict=True):
+            array.offset = offset
 
 
 def possible_lanes(arrays: Sequence[Walk], size: Size) -> list[int]:
@@ -206,8 +208,7 @@ def innermost(
         lanes = 1
 
     def at(index: Value | int, taken: int) -> None:
-        with ExitStack() as stack:
-            move(step, arrays, axis, index, stack)
+        with at_index(step, arrays, axis, index):
             write(taken)
 
     if axis < 0 or size == 1:
@@ -641,12 +642,10 @@ class Reduction:
                 cells = [Cell(w, spread(w, self.identity(), count)) for _, count in pieces]
                 with over(step, arrays, sizes[alone:-1], alone):
                     for (first, count), cell in zip(pieces, cells, strict=True):
-                        with ExitStack() as stack:
-                            move(step, arrays, len(sizes) - 1, first, stack)
+                        with at_index(step, arrays, len(sizes) - 1, first):
                             cell.value = self.combined(cell.value, self.item(count))
                 for (first, _), cell in zip(pieces, cells, strict=True):
-                    with ExitStack() as stack:
-                        move(step, [result], alone, first, stack)
+                    with at_index(step, [result], alone, first):
                         result.store(step, cell.value)
         except LanesError:
             del w.block.statements[before:]

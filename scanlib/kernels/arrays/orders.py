@@ -11,10 +11,8 @@ of m items or more, the first m of the result, and the last m, are found without
 runs end. Where either half is cut in two is searched for, so that four items are found at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial, reduce
 from operator import or_
 
@@ -25,7 +23,7 @@ from pytensor.tensor.sort import ArgSortOp, SortOp
 
 from scanlib._compat import sorted_axis
 from scanlib.kernels.arrays.array_step import Step, rule
-from scanlib.kernels.arrays.nests import move, over, walked, write_copy
+from scanlib.kernels.arrays.nests import at_index, over, walked, write_copy
 from scanlib.kernels.arrays.sizes import total
 from scanlib.kernels.arrays.workspace import Place
 from scanlib.kernels.language import INT64, Local, Type, Value, Writer
@@ -363,12 +361,10 @@ def write_search(step: Step, node: Apply) -> None:
     def search(first: Value, count: int) -> None:
         items = []
         for k in range(count):
-            with ExitStack() as stack:
-                move(step, walks, place.ndim - 1, first + k, stack)
+            with at_index(step, walks, place.ndim - 1, first + k):
                 items.append(compares(walks[0].load(step, 1)))
         for k, number in enumerate(found(items)):
-            with ExitStack() as stack:
-                move(step, walks, place.ndim - 1, first + k, stack)
+            with at_index(step, walks, place.ndim - 1, first + k):
                 walks[1].store(step, number)
 
     with over(step, walks, place.sizes[:-1]):

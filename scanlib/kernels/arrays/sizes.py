@@ -10,8 +10,6 @@ A slice between places that a step computes has another size at each step: an ex
 not exceed (`bound`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
@@ -68,7 +66,7 @@ class Expression:
         return blake2b(" ".join((name, *parts)).encode(), digest_size=16).hexdigest()
 
     @cached_property
-    def limits(self) -> Limits:
+    def limits(self) -> "Limits":
         parts = [limits(part) for part in self.parts]
         if isinstance(self.operation, tuple):
             return limits_of_node(self.operation[0], parts)
@@ -81,7 +79,7 @@ class Changing:
 
     number: int
     value: Value = field(compare=False, repr=False)
-    limits: Limits = field(compare=False, repr=False)
+    limits: "Limits" = field(compare=False, repr=False)
 
 
 Size = int | Given | Expression | Changing

@@ -4,8 +4,6 @@ They are those that PyTensor and NumPy call, with matrices by columns as there: 
 same signs. Where a routine does not converge, results are no numbers.
 """
 
-from __future__ import annotations
-
 from pytensor.graph.basic import Apply
 from pytensor.tensor.linalg.decomposition.eigen import Eigh
 from pytensor.tensor.linalg.decomposition.svd import SVD

@@ -5,8 +5,6 @@ checked, and counted from the end where they are negative. Items that arrays of 
 copied one after the other.
 """
 
-from __future__ import annotations
-
 import builtins
 from collections.abc import Callable, Sequence
 
@@ -66,7 +64,7 @@ from scanlib.lengths.numbers import constant_place, indices_of
 from scanlib.ops import errors
 from scanlib.ops.messages import SPECIFIED_SHAPE, out_of_bounds, shape_text
 from scanlib.ops.row_ops.checked_rows import CheckedItems, CheckedRows
-from scanlib.ops.row_ops.row_segments import FEW_ROWS, MergeRows, SplitRows
+from scanlib.ops.row_ops.row_segments import FEW_ROWS, SplitRows
 
 ASSIGNED = "cannot assign an array of another shape to a slice: sizes {} and {}"
 FILLED = "could not broadcast an array to the shape of a new one: sizes {} and {}"
@@ -226,13 +224,6 @@ def write_split_rows(step: Step, node: Apply) -> None:
     sizes = count, length, *place.sizes[1:]
     strides = product(length, place.strides[0]), *place.strides
     step.bind_place(node.outputs[0], place.view(sizes, strides))
-
-
-@rule(MergeRows)
-def write_merged_rows(step: Step, node: Apply) -> None:
-    place = contiguous(step, node.inputs[0])
-    sizes = product(*place.sizes[:2]), *place.sizes[2:]
-    step.bind_place(node.outputs[0], place.view(sizes, place.strides[1:]))
 
 
 @rule(CheckedRows)

@@ -5,8 +5,6 @@ given back when the last value in it has been read, for later results of the sam
 same size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -57,18 +55,18 @@ class Place:
 
     def view(
         self, sizes: Iterable[Size], strides: Iterable[Size], pointer: Value | None = None
-    ) -> Place:
+    ) -> "Place":
         """Return another way to look at the same memory."""
         pointer = self.pointer if pointer is None else pointer
         return replace(self, pointer=pointer, sizes=tuple(sizes), strides=tuple(strides))
 
-    def along(self, axes: Iterable[int], pointer: Value | None = None) -> Place:
+    def along(self, axes: Iterable[int], pointer: Value | None = None) -> "Place":
         """Return the items along some of the axes, from the first one or from a pointer on."""
         chosen = list(axes)
         sizes, strides = ([numbers[k] for k in chosen] for numbers in (self.sizes, self.strides))
         return self.view(sizes, strides, pointer)
 
-    def swapped(self) -> Place:
+    def swapped(self) -> "Place":
         """Return the array with its last two axes in each other's place."""
         return self.view(last_swapped(self.sizes), last_swapped(self.strides))
 

@@ -11,8 +11,6 @@ Each is one function for each dtype, of matrices of any layout. It fills a resul
 positive definite, or is singular, gives NaN everywhere; `inverse` returns what is wrong.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from scanlib.kernels.elementary import compute
@@ -95,12 +93,7 @@ def _write_row(
 
 
 def _subtract_line(
-    w: Writer,
-    column: Value,
-    x: Matrix,
-    i: Value,
-    terms: tuple[Matrix, Value, Value],
-    total: Local,
+    w: Writer, column: Value, x: Matrix, i: Value, terms: tuple[Matrix, Value, Value], total: Local
 ) -> Value:
     """Subtract products from the item of one column of `x` in row `i`, several at once where both
     factors lie side by side; return the first that is left."""

@@ -1,7 +1,5 @@
 """Matrices in memory, as what linear algebra takes and fills."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, wraps
@@ -46,7 +44,7 @@ class Matrix:
         return Type(self.dtype).itemsize
 
     @property
-    def turned(self) -> Matrix:
+    def turned(self) -> "Matrix":
         """The transposed matrix, in the same memory."""
         return replace(
             self,

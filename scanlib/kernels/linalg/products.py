@@ -21,8 +21,6 @@ an address of it, but those of vectors, which wait for memory. The form is chose
 that are known when a kernel is written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -42,14 +40,7 @@ from scanlib.kernels.language import (
     Writer,
     write_function,
 )
-from scanlib.kernels.linalg.matrices import (
-    Matrix,
-    all_known,
-    call_routine,
-    known,
-    shared,
-    sized,
-)
+from scanlib.kernels.linalg.matrices import Matrix, all_known, call_routine, known, shared, sized
 from scanlib.kernels.linalg.semiring_products import Combination, SmallVectors, less
 from scanlib.kernels.processor import register_bytes
 from scanlib.kernels.scalars import NoKernelError, Scalars, added, parts_of, times_plus
@@ -71,11 +62,7 @@ MATRIX = (POINTER, INT64, INT64)  # a pointer and both strides
 
 
 def multiply(
-    w: Writer,
-    a: Matrix,
-    b: Matrix,
-    out: Matrix,
-    library: Callable[[Routine], Value] | None = None,
+    w: Writer, a: Matrix, b: Matrix, out: Matrix, library: Callable[[Routine], Value] | None = None
 ) -> None:
     """Write ``out = a b``, of one dtype, by routines of BLAS where `library` gives their addresses.
 

@@ -14,8 +14,6 @@ In the order in which the terms of a number are added, sizes alone have a say.
 `SmallVectors` has the products of vectors that are one vector of the processor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,10 +1,8 @@
 """Functions of plain numbers as C++ text, for g++, clang++ and CUDA's compilers.
 
-Of several lanes, and of whole kernels, LLVM knows alone. To be compiled with ``-fwrapv
--ffp-contract=off -fno-fast-math``, or ``-fmad=false`` for CUDA.
+Of several lanes, and of whole kernels, LLVM knows alone. To be compiled with ``-fmad=false`` for
+CUDA, or ``-fwrapv -ffp-contract=off -fno-fast-math``.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -14,24 +12,9 @@ import numpy as np
 
 from scanlib.kernels import language as ir
 
-HEADERS = ("<math.h>", "<stdint.h>", "<string.h>")
-ARGUMENTS = ("-fwrapv", "-fno-fast-math", "-ffp-contract=off", "-fno-trapping-math")
-
 # Integers of these operations wrap around, which C++ leaves open where they have signs.
 _WRAPPING = ("add", "sub", "mul", "shl")
 _PLAIN = ("select", "copy")
-
-# Where the processor has no such instruction, both roundings: a function that has one is slow.
-_FMA = """#ifndef SCANLIB_FMA
-#define SCANLIB_FMA
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__CUDACC__)
-#define scanlib_fma fma
-#define scanlib_fmaf fmaf
-#else
-static inline double scanlib_fma(double x, double y, double z) { return x * y + z; }
-static inline float scanlib_fmaf(float x, float y, float z) { return x * y + z; }
-#endif
-#endif"""
 
 
 class Source:
@@ -85,8 +68,8 @@ def literal(value: Any, dtype: str) -> str:
 def print_functions(functions: Sequence[ir.Function], declared: str = "static inline") -> str:
     """Return functions and what they call; `declared` is what stands before each."""
     needed = [inner for function in functions for inner in (*ir.functions_of(function), function)]
-    lines = [line for function in dict.fromkeys(needed) for line in _function(function, declared)]
-    return "\n".join([_FMA, *lines])
+    each = dict.fromkeys(needed)
+    return "\n".join(line for function in each for line in _function(function, declared))
 
 
 def type_text(type: ir.Type) -> str:

@@ -18,8 +18,6 @@ and carries that a derivative needs are stored by running the same loop with mor
 merging makes the two forward loops one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pytensor.graph.basic import Variable

@@ -20,8 +20,6 @@ A loop with `until` is run to count its steps; the nest is that of a loop of so 
 Griewank, Walther, "Algorithm 799: revolve", ACM Transactions on Mathematical Software 26, 2000.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import floordiv, mul, sub
@@ -67,7 +65,7 @@ class Cut:
     inside: Schedule | None
 
     @classmethod
-    def of(cls, loop: Loop, schedule: Schedule) -> Cut:
+    def of(cls, loop: Loop, schedule: Schedule) -> "Cut":
         """Cut a loop into as many whole segments as there are."""
         total = loop.length()
         length, inside = schedule.first(loop)

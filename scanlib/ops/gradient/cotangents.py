@@ -6,8 +6,6 @@ is padded: the trace's cotangent enters the backward loop as it is, and a cotang
 row alone is the backward loop's initial value, with no sequence at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce

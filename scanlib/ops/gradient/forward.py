@@ -1,7 +1,5 @@
 """Where the backward loop finds what the forward loop computed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Reverse mode: one loop that walks the steps backwards. See the package for the algebra."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial

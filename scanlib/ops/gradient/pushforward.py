@@ -1,7 +1,5 @@
 """Forward mode: one loop over pairs (value, tangent)."""
 
-from __future__ import annotations
-
 import pytensor.gradient as pg
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable

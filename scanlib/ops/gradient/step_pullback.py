@@ -1,7 +1,5 @@
 """The transposed Jacobian of one step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -183,9 +181,7 @@ def tested_for_equality(values: list[Variable]) -> set[Variable]:
     return found
 
 
-def with_single_choices(
-    values: list[Variable],
-) -> tuple[list[Variable], dict[Variable, Variable]]:
+def with_single_choices(values: list[Variable]) -> tuple[list[Variable], dict[Variable, Variable]]:
     """Return values with an `IfElse` for each result of an `IfElse`, and what these stand for.
 
     PyTensor's `IfElse` has no gradient where one of its results has none: an integer, or one

@@ -13,8 +13,6 @@ in a tree of logarithmic depth, as JAX does: G. E. Blelloch, "Prefix sums and th
 CMU-CS-90-190, 1990. It asks for this Op in the loop's place, before rewrites change the loop.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from pytensor.graph.basic import Apply, Variable

@@ -8,9 +8,9 @@ size and get loops of their own. All backends write what a `ChannelPlan` says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors, toposort
@@ -163,8 +163,9 @@ class ChannelPlan:
     def groups(self, targets: Sequence[Target], level: int) -> list[list[Target]]:
         """Return the results inside `level` loops that share the next one."""
         inside = [target for target in targets if target.inner > level]
-        found = _partition([self.places(target) for target in inside], level)
-        return [[inside[position] for position in group] for group in found]
+        arrays = [{(p.array, p.along(level)) for p in self.places(target)} for target in inside]
+        groups = in_groups([{key for key in own if key[1] is not None} for own in arrays])
+        return [[inside[position] for position in group] for group in groups]
 
     def group_places(self, targets: Sequence[Target], level: int) -> list[Place]:
         """Return the arrays that give a loop its length, one place each.
@@ -197,18 +198,12 @@ class ChannelPlan:
         )
 
 
-def _partition(places: Sequence[Sequence[Place]], axis: int) -> list[list[int]]:
-    """Return groups of positions in `places` whose results share an array along `axis`."""
-    groups: list[tuple[set[tuple[str, int | None]], list[int]]] = []
-    for position, own in enumerate(places):
-        keys = {(p.array, p.along(axis)) for p in own if p.along(axis) is not None}
-        members = [position]
-        apart = []
-        for group in groups:
-            if group[0].isdisjoint(keys):
-                apart.append(group)
-            else:
-                keys |= group[0]
-                members = group[1] + members
-        groups = [*apart, (keys, members)]
-    return [sorted(members) for _, members in sorted(groups, key=lambda group: min(group[1]))]
+def in_groups(sets: Sequence[Set[Any]]) -> list[list[int]]:
+    """Return the places of sets in groups, of those that share an item, or do by way of others."""
+    groups: list[tuple[Set[Any], list[int]]] = []
+    for place, own in enumerate(sets):
+        joined = [group for group in groups if not own.isdisjoint(group[0])]
+        groups = [group for group in groups if group not in joined]
+        places = [*(k for _, others in joined for k in others), place]
+        groups.append((set(own).union(*(items for items, _ in joined)), sorted(places)))
+    return sorted(places for _, places in groups)

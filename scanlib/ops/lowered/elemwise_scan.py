@@ -16,8 +16,6 @@ A `Recurrence` says in addition that some of the states belong to a family of fu
 closed under composition; a kernel may then work on several steps at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

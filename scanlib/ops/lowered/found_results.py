@@ -12,8 +12,6 @@ which whoever found the results knows how to solve (`adjoint`). What steps owe t
 follows from ``λ``, for all steps at once. A rewrite takes the Op out when functions are compiled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 

@@ -40,8 +40,6 @@ recurrences as prefix scans: G. Blelloch, "Prefix sums and their applications", 
 log and tropical forms: L. Rabiner, "A tutorial on hidden Markov models", 1989.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache

@@ -20,8 +20,6 @@ Linderman, "Towards scalable and stable parallelization of nonlinear RNNs", Neur
 (quasi-DEER, damping); F. Danieli and others, "ParaRNN", 2025 (structured Jacobians).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 

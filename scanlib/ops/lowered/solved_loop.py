@@ -4,8 +4,6 @@ Each has the loop in canonical form. Whatever led to the results, derivatives ar
 at these values, and a batch of such loops is one of the batch of loops.
 """
 
-from __future__ import annotations
-
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op

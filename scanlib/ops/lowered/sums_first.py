@@ -10,8 +10,6 @@ never in memory, and no reader adds up what the scan has added up already. It is
 recurrence ``h ← a h + a g`` all the same, and is composed as that.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytensor.scalar.basic as ps

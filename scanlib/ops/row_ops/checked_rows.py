@@ -6,8 +6,6 @@ check that it has one row for every step, and the loop's message, stay with the 
 not check arrays of indices, and would read and write anywhere: `checked_places`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -123,7 +121,7 @@ class CheckedItems(CheckedSizes):
         axes = sorted({item.axis for item in items})
         self.sizes = {axis: max(i.least for i in items if i.axis == axis) for axis in axes}
 
-    def covers(self, other: CheckedItems) -> bool:
+    def covers(self, other: "CheckedItems") -> bool:
         """Whether an array that passes has the items of another check."""
         return all(self.sizes.get(axis, 0) >= least for axis, least in other.sizes.items())
 

@@ -4,8 +4,6 @@ A generator is no tensor, so it has no history. Its state is a few words, which 
 that must draw the same numbers again keeps them, instead of the numbers.
 """
 
-from __future__ import annotations
-
 import pickle
 from functools import cache
 from typing import Any

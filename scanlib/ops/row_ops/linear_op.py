@@ -3,8 +3,6 @@
 Their other inputs are sizes.
 """
 
-from __future__ import annotations
-
 import pytensor.gradient as pg
 from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Variable

@@ -5,8 +5,6 @@ sequence is the loop's rows in an array of zeros. Nearly always the lengths are 
 rows are the gradient already.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

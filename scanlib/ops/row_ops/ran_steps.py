@@ -8,8 +8,6 @@ everywhere, so no step reads it, and rewrites drop it. `vectorize_graph` makes o
 the batch, and has the steps of the batched loop read them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

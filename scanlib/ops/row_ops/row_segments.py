@@ -8,8 +8,6 @@ segments are nested (`Memory`) all that arithmetic is fused with the numbers of 
 operands than an elementwise function of NumPy's takes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytensor.tensor as pt

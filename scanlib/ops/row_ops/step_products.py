@@ -5,8 +5,6 @@ at every step. PyTensor writes such a product as five nodes or more, for sizes a
 other shapes; loops that are taken apart leave this Op instead. No user meets it before.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

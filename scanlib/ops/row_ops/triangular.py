@@ -6,8 +6,6 @@ return k. What relies on the type then reads past the end, or fails. In steps of
 Op is replaced by one that always returns k rows, and says so; the zeros are put behind them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytensor.tensor as pt

@@ -22,8 +22,6 @@ while condition        `stop`
 =====================  ==========================================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
@@ -41,7 +39,7 @@ from pytensor.tensor.basic import join
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from scanlib._compat import is_legacy_scan, thaw_graph
+from scanlib._compat import LegacyScan, thaw_graph
 from scanlib.lengths.arrays import Lengths, joined_parts, slice_of
 from scanlib.lengths.forms import LengthForm, Symbol, number
 from scanlib.lengths.numbers import constant_integer
@@ -410,10 +408,7 @@ class AdoptLoops(LoopRewrite):
             self.adopt_all(fgraph, record_of(fgraph).adopted, is_wanted)
 
     def adopt_all(
-        self,
-        fgraph: FunctionGraph,
-        record: list[AdoptedLoop],
-        is_wanted: Callable[[Apply], bool],
+        self, fgraph: FunctionGraph, record: list[AdoptedLoop], is_wanted: Callable[[Apply], bool]
     ) -> None:
         """Adopt the loops of a graph that are wanted, in the order in which they are computed, and
         all inside of these; what becomes of each is added to a record."""
@@ -435,7 +430,7 @@ class AdoptLoops(LoopRewrite):
         for node in fgraph.toposort():
             if node not in fgraph.apply_nodes:
                 continue
-            if is_legacy_scan(node.op) and is_wanted(node):
+            if isinstance(node.op, LegacyScan) and is_wanted(node):
                 with self.attempt(fgraph, node, failed):
                     Lengths(known=known).learn_from(node.inputs, visited)
                     try:
@@ -454,7 +449,7 @@ class AdoptLoops(LoopRewrite):
 
 def _is_legacy(node: Apply) -> bool:
     """Whether a node is a loop of `pytensor.scan`, or a batch of such loops."""
-    return is_legacy_scan(node.op) or is_batch(node.op)
+    return isinstance(node.op, LegacyScan) or is_batch(node.op)
 
 
 def _is_mixed(node: Apply) -> bool:

@@ -7,8 +7,6 @@ its own again. There it is adopted, and then that graph is made a batch, in whic
 takes the steps of all members at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytensor.tensor as pt
@@ -22,15 +20,10 @@ from pytensor.tensor.basic import Alloc, Join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.shape import Shape, SpecifyShape, specify_shape
-from pytensor.tensor.subtensor import (
-    IncSubtensor,
-    Subtensor,
-    inc_subtensor,
-    set_subtensor,
-)
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor, inc_subtensor, set_subtensor
 from pytensor.tensor.type import TensorType
 
-from scanlib._compat import UNBATCH, is_legacy_scan
+from scanlib._compat import UNBATCH, LegacyScan
 from scanlib.lengths.batches import behind_the_batch, common, of_one_member, without_axes
 from scanlib.lengths.numbers import constant_index, indices_of, steps_of
 from scanlib.ops.graph import core_op
@@ -47,7 +40,7 @@ _leave_out_what_does_nothing = dfs_rewriter(*UNBATCH)
 
 def is_batch(op: Op) -> bool:
     """Whether an Op runs a loop of `pytensor.scan` for each member of a batch."""
-    return isinstance(op, Blockwise) and is_legacy_scan(op.core_op)
+    return isinstance(op, Blockwise) and isinstance(op.core_op, LegacyScan)
 
 
 def adopt_batches(
@@ -94,7 +87,7 @@ def _adopt_rank(
 
 
 def _legacy_loops(fgraph: FunctionGraph) -> list[Apply]:
-    return [node for node in fgraph.apply_nodes if is_legacy_scan(node.op)]
+    return [node for node in fgraph.apply_nodes if isinstance(node.op, LegacyScan)]
 
 
 def _follows_another(fgraph: FunctionGraph) -> bool:

@@ -20,8 +20,6 @@ gradients of all loops users write. Then the sequence is the cotangent of the tr
 what is carried starts as zeros.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce

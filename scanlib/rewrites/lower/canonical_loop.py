@@ -5,8 +5,6 @@ variable of a body from those of the loop's inputs; `cut` puts them where the bo
 its shape.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import reduce
 from operator import add

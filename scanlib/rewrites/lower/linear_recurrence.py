@@ -77,12 +77,7 @@ from scanlib.ops.graph import (
 from scanlib.ops.linker_features import TakesSteps
 from scanlib.ops.loop import Carry, Loop, Part, State
 from scanlib.ops.small_arrays import works_on_numbers
-from scanlib.rewrites.lower.canonical_loop import (
-    BodySizes,
-    canonical_loop,
-    reads_shape,
-    split_sums,
-)
+from scanlib.rewrites.lower.canonical_loop import BodySizes, canonical_loop, reads_shape, split_sums
 from scanlib.rewrites.lower.lower_elementwise import is_elementwise
 from scanlib.rewrites.over_time.peel import elementwise_region
 from scanlib.rewrites.over_time.split_cost import BOUND, HEAVY, kind

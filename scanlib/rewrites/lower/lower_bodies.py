@@ -10,8 +10,6 @@ or numbers of steps, are rows of a sequence, the step is told between which numb
 (`bound_sizes`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -14,8 +14,6 @@ under JAX, where nothing else is read of a history but last rows, the loop keeps
 stacks the new rows as one more output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from functools import reduce
@@ -57,12 +55,7 @@ from scanlib.ops.lowered.elemwise_scan import ElemwiseScan
 from scanlib.ops.scan import Scan
 from scanlib.rewrites.edit import replace
 from scanlib.rewrites.pytensor_rewrites import BodyRewrite, run_query
-from scanlib.rewrites.simplify.last_rows import (
-    is_loop,
-    last_row_reads,
-    tap_of_view,
-    value_of_rows,
-)
+from scanlib.rewrites.simplify.last_rows import is_loop, last_row_reads, tap_of_view, value_of_rows
 
 Reader = tuple[Variable, State | Output, Callable[[Variable], Variable]]
 
@@ -308,10 +301,7 @@ def _absorb(
 
 
 def _row_of(
-    loop: Loop,
-    variable: Variable,
-    more: list[Sequence],
-    non_sequences: list[NonSequence],
+    loop: Loop, variable: Variable, more: list[Sequence], non_sequences: list[NonSequence]
 ) -> Variable | None:
     """Return the row of a constant, of a sequence of a loop, or of what has one row for all.
 

@@ -18,8 +18,6 @@ Several recurrent parts, deeper taps, and states that a step cuts up or joins ar
 vector (`linear_recurrence`). Loops with `until` stay.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytensor.tensor as pt

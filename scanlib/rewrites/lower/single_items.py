@@ -11,8 +11,6 @@ where it can work on few numbers only then: others gain nothing by it on process
 may lack an item, a `CheckedItems` raises the error of the step that reads it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

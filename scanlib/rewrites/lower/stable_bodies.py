@@ -6,8 +6,6 @@ rewrites do not see steps, and recurrences are recognized by the naive forms, so
 those are lowered; what leaves a loop is stabilized as it leaves (`over_time.peel`).
 """
 
-from __future__ import annotations
-
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
 

@@ -25,8 +25,6 @@ matrix `V` makes ``V D(δ)`` of the first part, and of the second, ``V D(a) W D(
 diagonal ``((V ∘ Wᵀ) a) ∘ b``. A third product in a row has no such form: then there is no result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -51,6 +49,7 @@ from scanlib.ops.kept_axes import independent_axes
 from scanlib.ops.loop import Carry, Loop, NonSequence, Output, State
 from scanlib.ops.loop import Sequence as SequencePart
 from scanlib.ops.loop_rewrite import LoopRewrite
+from scanlib.ops.lowered.channel_plan import in_groups
 from scanlib.ops.lowered.newton_scan import MEMBERS, Newton, NewtonScan
 from scanlib.ops.messages import not_converged
 from scanlib.ops.row_ops.checked_rows import CheckedConvergence
@@ -204,11 +203,7 @@ def _have_equal_sizes(
     linked = [{*own, following} for own, following in zip(taps, nexts, strict=True)]
     for own, following in zip(linked, nexts, strict=True):
         own.update(set(ancestors([following])).intersection(*[[t for each in taps for t in each]]))
-    groups: list[set[Variable]] = []
-    for own in linked:
-        joined = [group for group in groups if group & own]
-        groups = [group for group in groups if group not in joined] + [own.union(*joined)]
-    return len(groups) == 1
+    return len(in_groups(linked)) == 1
 
 
 def _diagonal(linear: Linearization, following: Variable, tap: Variable) -> Variable | None:
@@ -243,11 +238,11 @@ class _Moved:
     products: list[tuple[Variable, Variable, Variable]] = field(default_factory=list)
     rest: Variable | None = None
 
-    def scaled(self, factor: Variable) -> _Moved:
+    def scaled(self, factor: Variable) -> "_Moved":
         products = [(factor * a, w, b) for a, w, b in self.products]
         return _Moved(_times(self.diagonal, factor), products, _times(self.rest, factor))
 
-    def plus(self, other: _Moved) -> _Moved:
+    def plus(self, other: "_Moved") -> "_Moved":
         return _Moved(
             total_of([self.diagonal, other.diagonal]),
             [*self.products, *other.products],

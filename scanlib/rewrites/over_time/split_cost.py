@@ -43,8 +43,6 @@ that crosses the border between a loop and a batch is written once and read once
    again takes the product as well (`split.reuse`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from pytensor.graph.basic import Apply, Variable
@@ -73,11 +71,7 @@ from pytensor.tensor.math import Argmax, Dot
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.special import LogSoftmax, Softmax
-from pytensor.tensor.subtensor import (
-    AdvancedSubtensor,
-    IncSubtensor,
-    Subtensor,
-)
+from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor, Subtensor
 
 from scanlib._compat import INDEX_READS, INDEXED_BY_VECTOR, LOG_SUM_EXP, split_of
 from scanlib.lengths.numbers import indices_of

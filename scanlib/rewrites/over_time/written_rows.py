@@ -6,8 +6,6 @@ one for the zeros and one for each slice; and so are all columns of a matrix. Th
 loop's sequence is rows in an array of zeros that is nearly always full: a `PaddedRows`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytensor.tensor as pt

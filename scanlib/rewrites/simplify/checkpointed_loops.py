@@ -9,8 +9,6 @@ The gradient of a checkpointed loop is that of a nest of loops over its segments
   are stacked segment by segment.
 """
 
-from __future__ import annotations
-
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph

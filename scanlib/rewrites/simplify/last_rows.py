@@ -6,8 +6,6 @@ keeps only its last rows; the check then moves into the loop. How many rows the 
 with `until` would have is read off an output, of truth values where there is no other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -6,8 +6,6 @@ for by name, and which do not look into loops. Here they are run on steps. So a 
 negative scale has no density instead of ending a sampler's run.
 """
 
-from __future__ import annotations
-
 from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph

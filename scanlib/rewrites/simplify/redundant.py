@@ -11,8 +11,6 @@
   a finite automaton", 1971).
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The simplify rewrites, put together: every loop of a graph until nothing changes."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import combinations
 from operator import attrgetter

@@ -5,8 +5,6 @@ autoregression ``phi @ stack([y1, y2])``. Elementwise operations may stand in be
 logarithm of a sum of exponentials.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import reduce
 

@@ -9,8 +9,6 @@ What is stored over time of an inner loop is a list of rows. What reads one of t
 of the loop does, reads the value itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import prod
 

@@ -27,8 +27,6 @@ extreme; kernels round others as they like, and ``max(h, x) = h`` would not hold
 stored.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType

@@ -15,8 +15,6 @@ A loop with `until` stays whole: batches before it would compute steps that it m
 fail where a step would.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any

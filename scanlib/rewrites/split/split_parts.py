@@ -11,8 +11,6 @@ add up), a value of the body is
 The cost rule of `over_time.split_cost` says which early and late values leave the loop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from pytensor.configdefaults import config

@@ -10,8 +10,6 @@ the backward loop, which meets the steps in reverse order, has each array from t
 in place and to the last bit.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 
