@@ -24,7 +24,7 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as ps
 from pytensor.tensor.basic import Alloc, MakeVector, Split
 from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.shape import Reshape, Shape, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import integer_dtypes
 
@@ -416,8 +416,12 @@ def hoist_invariants(edit: LoopEdit) -> None:
 def _worth_hoisting(variable: Variable) -> bool:
     node = variable.owner
     if isinstance(node.op, Subtensor):
-        # Where items of floats remain, the loop may be elementwise; integers may be sizes.
-        return bool(variable.type.ndim > 0) or variable.type.dtype in integer_dtypes
+        # Where items of floats remain, the loop may be elementwise; integers may be sizes, and
+        # those of arrays are known.
+        above = node.inputs[0].owner
+        is_size = above is not None and isinstance(above.op, Shape)
+        is_integer = variable.type.dtype in integer_dtypes and not is_size
+        return bool(variable.type.ndim > 0) or is_integer
     if isinstance(node.op, _NOT_WORTH_IT) or getattr(node.op, "view_map", None):
         return False
     if _is_of_sizes(variable):
