@@ -241,7 +241,7 @@ def test_a_state_that_all_members_share(linker):
 def test_initial_rows_of_one_number_that_all_members_share():
     start, w, ws = pt.tensor("start", shape=(None, 1)), pt.scalar("w"), pt.vector("ws")
     (trace,) = scan(
-        lambda h, g, w: pt.tanh(h * w) + g, [], [dict(initial=start, taps=[-1, -2])], w, n_steps=3
+        lambda h, g, w: pt.tanh(h * w) + g, [], [{"initial": start, "taps": [-1, -2]}], w, n_steps=3
     )
     outputs = [trace, pytensor.grad(cost_of([trace]), start)]
     f = pytensor.function([start, ws], vectorize_graph(outputs, {w: ws}), mode=ADOPTING["c"])
