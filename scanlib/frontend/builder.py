@@ -221,9 +221,9 @@ class LoopBuilder:
                 Carry(pt.constant(np.array(False)), pt.scalar(dtype="bool"), loop.stop)
             )
         # First, so that what no step changes of such graphs is read from outside, too.
-        outside = captured_variables(loop.body_outputs(), loop.body_inputs())
+        outside = captured_variables(loop.body_outputs(), loop.body_inputs(), trace.first)
         loop.substitute(composites(loop.body_outputs(), [*loop.body_inputs(), *outside]))
-        captured = add_captured(loop, self.non_sequences)
+        captured = add_captured(loop, self.non_sequences, trace.first)
         if self.strict:
             with errors_of(self.title):
                 check_strict(captured, self.non_sequences)
@@ -298,12 +298,14 @@ class LoopBuilder:
         return shared
 
 
-def add_captured(loop: Loop, given: Sequence[Variable] = ()) -> list[Variable]:
+def add_captured(
+    loop: Loop, given: Sequence[Variable] = (), first: int | None = None
+) -> list[Variable]:
     """Make what a step reads from outside inputs of its loop, what was given first; return it.
 
     What was given is an input as well where no step reads it, so that `pytensor.function` takes it.
     """
-    captured = captured_variables(loop.body_outputs(), loop.body_inputs())
+    captured = captured_variables(loop.body_outputs(), loop.body_inputs(), first)
     order = {variable: i for i, variable in enumerate(given)}
     captured.sort(key=lambda variable: order.get(variable, len(order)))
     known = {*captured, *(part.outer for part in loop.non_sequences)}

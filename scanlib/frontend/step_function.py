@@ -11,20 +11,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
+from pytensor.gradient import GradClip
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, graph_inputs, toposort
 from pytensor.graph.utils import MissingInputError
 from pytensor.scan.utils import until as classic_until
 from pytensor.tensor.random.op import RNGConsumerOp
 from pytensor.tensor.random.type import RandomType
 
+from scanlib._compat import variable_number
 from scanlib.frontend.arguments import OutputArgument, describe_whole
 from scanlib.frontend.lags import Lags
 from scanlib.frontend.states import type_text
 from scanlib.frontend.trees import flatten
 from scanlib.frontend.values import as_variable
 from scanlib.ops.counted_rows import counts_by
-from scanlib.ops.graph import depends_on, is_tensor, read_from_outside
+from scanlib.ops.graph import is_tensor, read_from_outside
 
 ONE_VECTOR = "to return one vector write pt.stack([...]): a list is several values"
 _MISSING = "; outputs_info gives past values, non_sequences what is the same at every step"
@@ -445,19 +447,27 @@ def _check_update(shared: SharedVariable, value: Any) -> Variable:
 
 
 def captured_variables(
-    outputs: Sequence[Variable], placeholders: Sequence[Variable]
+    outputs: Sequence[Variable], placeholders: Sequence[Variable], first: int | None = None
 ) -> list[Variable]:
     """Return the variables that a step reads from outside: the largest expressions that do
     not depend on the step. They become inputs of the loop, so they are computed once.
 
     A distribution of PyMC that draws one number without a generator is of the step: the density
-    of a mixture is derived from it.
+    of a mixture is derived from it. So is a gradient that the step clips, which is the gradient of
+    each step and not their sum: what the step made has a `variable_number` of `first` at least.
     """
     nodes = list(toposort(outputs, blockers=list(placeholders)))
-    draws = [node for node in nodes if isinstance(node.op, RNGConsumerOp)]
-    free = [n for n in draws if not any(isinstance(inp.type, RandomType) for inp in n.inputs)]
-    fixed = [out for node in free for out in node.outputs]
-    dependent = depends_on(outputs, [*placeholders, *fixed])
+
+    def is_of_step(node: Apply) -> bool:
+        if isinstance(node.op, GradClip):
+            return first is not None and variable_number(node.outputs[0]) >= first
+        draws = isinstance(node.op, RNGConsumerOp)
+        return draws and not any(isinstance(inp.type, RandomType) for inp in node.inputs)
+
+    dependent = set(placeholders)
+    for node in nodes:
+        if is_of_step(node) or any(inp in dependent for inp in node.inputs):
+            dependent.update(node.outputs)
     read = read_from_outside(nodes, outputs, dependent, counts_by)
     return [variable for variable in read if not isinstance(variable, Constant)]
 

@@ -10,7 +10,7 @@ import pytensor.scalar as ps
 import pytensor.tensor as pt
 import pytest
 from pytensor.compile.mode import Mode
-from pytensor.gradient import DisconnectedInputError, pushforward
+from pytensor.gradient import DisconnectedInputError, grad_clip, pushforward
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import toposort
@@ -612,6 +612,24 @@ def test_single_precision_stays_single(mode):
     for got, wanted in zip(gradient, expected, strict=True):
         assert got.dtype == "float32"
         np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("where", ["in the step", "in the step, twice", "outside"])
+def test_clipped_gradient_of_a_parameter(where, python_kernels, fast_mode):
+    x, w = pt.vector("x"), pt.vector("w")
+    outside = grad_clip(w, -0.1, 0.1)
+
+    def step(x, h, w):
+        if where == "outside":
+            return h * x + outside
+        clipped = grad_clip(w, -0.1, 0.1)
+        return h * x + (clipped if where == "in the step" else grad_clip(clipped * x, -0.2, 0.3))
+
+    trace = scanlib.scan(step, x, pt.zeros(3), w, return_updates=False)
+    gradient = evaluate(
+        pytensor.grad(trace[-1].sum(), w), {x: np.ones(4), w: np.ones(3)}, fast_mode
+    )
+    np.testing.assert_allclose(gradient, 0.1 if where == "outside" else 0.4)
 
 
 @pytest.mark.slow

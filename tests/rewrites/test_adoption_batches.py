@@ -238,6 +238,20 @@ def test_a_state_that_all_members_share(linker):
     assert_same(f(given, first), [np.stack(values) for values in zip(*members, strict=True)])
 
 
+def test_initial_rows_of_one_number_that_all_members_share():
+    start, w, ws = pt.tensor("start", shape=(None, 1)), pt.scalar("w"), pt.vector("ws")
+    (trace,) = scan(
+        lambda h, g, w: pt.tanh(h * w) + g, [], [{"initial": start, "taps": [-1, -2]}], w, n_steps=3
+    )
+    outputs = [trace, pytensor.grad(cost_of([trace]), start)]
+    f = pytensor.function([start, ws], vectorize_graph(outputs, {w: ws}), mode=ADOPTING["c"])
+    assert_adopted(f)
+    one = pytensor.function([start, w], outputs, mode=MODES["py"])
+    first, given = rng.normal(size=(2, 1)), rng.normal(size=2)
+    members = [one(first, value) for value in given]
+    assert_same(f(first, given), [np.stack(values) for values in zip(*members, strict=True)])
+
+
 def test_a_sequence_that_gives_its_length_alone():
     x, u, start = pt.tensor("x", shape=(3, None)), pt.tensor("u", shape=(3, None)), pt.vector("h")
     (trace,) = scan(lambda x, u, h: 0.5 * h + 1, [x, u], [start])

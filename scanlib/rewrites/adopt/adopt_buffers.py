@@ -32,7 +32,9 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.basic import Alloc, AllocEmpty
+from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
+from pytensor.tensor.type import TensorType
 
 from scanlib.lengths.arrays import Lengths, slice_of
 from scanlib.lengths.forms import LengthForm, number
@@ -45,6 +47,10 @@ from scanlib.rewrites.simplify.last_rows import last_row_reads
 
 def initial_rows(buffer: Variable, depth: int, steps: LengthForm, rows: Lengths) -> Variable | None:
     """Return the first `depth` rows of a buffer, None if other than `steps` rows may follow."""
+    if buffer.owner is not None and isinstance(buffer.owner.op, SpecifyShape):
+        array, rows_given, *_ = buffer.owner.inputs
+        if not isinstance(rows_given.type, TensorType):  # as for sizes that batches have lost
+            buffer = array
     fits = rows.agrees(buffer, steps + depth)
     node, index = buffer.owner, slice_of(buffer.owner)
     if node is not None and isinstance(node.op, IncSubtensor) and node.op.set_instead_of_inc:
