@@ -178,10 +178,11 @@ class _Unstacking:
 
 
 def _few_integers(node: Apply) -> set[int]:
-    """Return the length of a vector of few integers, as those that sizes are computed of."""
-    kind = node.outputs[0].type
-    is_vector = kind.ndim == 1 and np.dtype(kind.dtype).kind in "iub"
-    return {size for size in kind.shape if is_vector and size is not None and size <= MOST_ARRAYS}
+    """Return the length of what a node makes of vectors of few integers, as sizes are."""
+    kinds = {np.dtype(inp.type.dtype).kind for inp in node.inputs}
+    shape = node.outputs[0].type.shape
+    is_vector = len(shape) == 1 and kinds <= {"i", "u"}
+    return {size for size in shape if is_vector and size is not None and size <= MOST_ARRAYS}
 
 
 def _elementwise(
